@@ -100,6 +100,7 @@ class GpuOp(Op):
         It may depend on the shapes and strides of arrays, on their addresses modulo
         `dnnops.gpuarray.prepared.call.ALIGNMENT`, on host operands, and on the device. Of the
         operands in :meth:`number_operands`, it may only depend on whether they are on the device.
+        To raise `DnnNotSupportedError` is the same as to return None.
         """
         return None
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dnnops.dtypes import DTYPE_CODES
-from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.copying import add_copy
 from dnnops.gpuarray.prepared.builder import CallBuilder
-from dnnops.gpuarray.prepared.call import Number
+from dnnops.gpuarray.prepared.call import Number, PreparedCall
 from dnnops.gpuarray.prepared.placed import Placed
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import empty_tensors, make_context, raise_status
@@ -75,10 +75,30 @@ def multiply(
         else:
             out.fill(0)
         return
-    call = CallBuilder((x, y, out))
     factors = ProductFactors(alpha, beta, allow_tf32)
+    try:
+        call = _call(x, y, out, factors)
+    except DnnNotSupportedError:
+        # A kernel would have to copy elements that are not at multiples of their size. Only memory
+        # of other libraries has them.
+        x, y = _dense_copy(x), _dense_copy(y)
+        call = _call(x, y, out, factors)
+    call.run((x, y, out))
+
+
+def _dense_copy(array: Any) -> Any:
+    """Return a copy that is made byte by byte, since no kernel can load misaligned elements."""
+    import cupy
+
+    shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
+    copied = cupy.ndarray(shape, np.uint8, array.data, strides).copy()
+    return cupy.ndarray(array.shape, array.dtype, copied.data)
+
+
+def _call(x: Any, y: Any, out: Any, factors: ProductFactors) -> PreparedCall:
+    call = CallBuilder((x, y, out))
     add_product(call, x.dtype, call.operand(0), call.operand(1), call.operand(2), factors)
-    call.call().run((x, y, out))
+    return call.call()
 
 
 class ProductFactors(NamedTuple):
@@ -207,8 +227,10 @@ def layouts(
 
 def _operand(call: CallBuilder, dtype: np.dtype, array: Placed, batch: tuple[int, ...]) -> Layout:
     """Return the layout of an operand, or of a copy of it."""
-    if has_contiguous_side(array) and (found := _layout(array, batch)) is not None:
-        return found
+    if array.is_aligned and has_contiguous_side(array):
+        found = _layout(array, batch)
+        if found is not None:
+            return found
     copy = add_copy(call, dtype, array, array.shape)
     found = _layout(copy, batch)
     if found is None:  # it is broadcast along some of several axes

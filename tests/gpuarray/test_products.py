@@ -226,6 +226,25 @@ def test_factors_that_change_from_python(device, monkeypatch):
         np.testing.assert_allclose(host_value(got), alpha * x @ y + beta * z, rtol=1e-12)
 
 
+@pytest.mark.needs("cupy")
+def test_operands_that_kernels_cannot_copy(device, monkeypatch):
+    """Neither a call in C nor the first try in Python can: elements are not aligned."""
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    use_host_products(device, monkeypatch)
+    x, y = (GpuArrayType("float64", (None, None))() for _ in range(2))
+    f = pytensor.function([x, y], pt.dot(x, y).transfer("cuda"), mode=GPU_MODE)
+    right = np.arange(15.0).reshape(3, 5)
+    # CuPy's copy needs a GPU.
+    monkeypatch.setattr(products, "_dense_copy", lambda array: device_array(host_value(array)))
+    for step in (1, 2):
+        left = np.zeros(8 * 12 * step + 4, np.uint8)[4:].view("float64").reshape(4, -1)[:, ::step]
+        left[...] = np.arange(12).reshape(4, 3)
+        array = wrapped(left)
+        assert array.data.ptr % 8
+        got = f(array, device_array(right))
+        np.testing.assert_array_equal(host_value(got), left @ right)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_on_a_gpu(dtype):
@@ -252,3 +271,21 @@ def test_products_without_inner_elements():
     assert (out == 6).all()
     multiply(cupy.empty((2, 0), "float32"), cupy.empty((0, 3), "float32"), out)
     assert (out == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [1, 2])
+def test_misaligned_operands_on_a_gpu(step):
+    """Rows and columns of memory that another library has not aligned."""
+    import cupy
+
+    memory = np.zeros(4 * 12 * step + 2, np.uint8)
+    left = memory[2:].view("float32").reshape(4, -1)[:, ::step]
+    left[...] = np.arange(12).reshape(4, 3)
+    right = np.arange(15, dtype="float32").reshape(3, 5)
+    array = cupy.ndarray(left.shape, "float32", cupy.asarray(memory).data + 2, left.strides)
+    assert array.data.ptr % 4
+    x, y = (GpuArrayType("float32", (None, None))() for _ in range(2))
+    f = pytensor.function([x, y], pt.dot(x, y).transfer("cuda"), mode=GPU_MODE)
+    for _ in range(2):
+        np.testing.assert_array_equal(f(array, cupy.asarray(right)).get(), left @ right)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pytensor.graph.basic import Apply, Constant
 
+from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.prepared.call import ALIGNMENT, PreparedCall
 from dnnops.gpuarray.type import GpuArrayType
 
@@ -85,7 +86,7 @@ def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
     Returns
     -------
     PreparedCall or None
-        What the Op's ``prepare`` returns.
+        What the Op's ``prepare`` returns; None if it raises `DnnNotSupportedError`.
     """
     calls = _calls.get(node)
     if calls is None:
@@ -96,7 +97,11 @@ def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
             calls.by_key.move_to_end(key)
             return calls.by_key[key]
     op: Any = node.op
-    call = op.prepare(node, *inputs)
+    try:
+        call = op.prepare(node, *inputs)
+    except DnnNotSupportedError:
+        # A kernel cannot copy an operand, for example. Whether anything else can, `compute` says.
+        call = None
     with calls.lock:
         calls.by_key[key] = call
         if len(calls.by_key) > _KEPT:
