@@ -9,12 +9,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.basic import Alloc
 
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnLibraryError, DnnMemoryError, DnnValueError
 from dnnops.gpuarray import GpuArrayType, reduction
+from dnnops.gpuarray.basic import GpuAlloc, GpuContiguous, GpuDimShuffle, GpuJoin
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
@@ -24,7 +26,7 @@ from dnnops.gpuarray.op import GpuOp
 from dnnops.gpuarray.prepared import thunk as native
 from dnnops.gpuarray.prepared.call import PreparedCall
 from dnnops.runtime.keeping import results_not_kept
-from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
+from tests.gpuarray.graphs import GPU_MODE, assert_near, compare, to_device
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
 from tests.needs import missing
 from tests.oracle import SEED, repeat_command
@@ -136,6 +138,48 @@ def test_reductions(device, monkeypatch):
             for got, correct in zip(found, wanted, strict=True):
                 words = f"{axes} {order}; {repeat_command()}"
                 np.testing.assert_allclose(got, correct, rtol=1e-5, atol=1e-5, err_msg=words)
+
+
+def halves_of_all_bits(dtype, shape):
+    """Return an array with every pattern of 16 bits if it is large, and signaling NaNs."""
+    size = int(np.prod(shape))
+    bits = np.arange(0, 1 << 16, max(1, (1 << 16) // size))
+    bits = np.resize([0x7C01, 0x7F81, 0xFFFF, *bits], size).astype("uint16")
+    return bits.view(numpy_dtype(dtype)).reshape(shape)
+
+
+def assert_bits_are_copied(value, array, host):
+    """Copy a matrix by a node that makes it contiguous, one that joins, and one that fills."""
+    x = GpuArrayType(value.dtype.name, (None, None))("x")
+    stand_in = pt.matrix(dtype="float16")
+    joined = pt.join(1, stand_in, stand_in).owner
+    outputs = [
+        GpuContiguous()(GpuDimShuffle(stand_in.dimshuffle(1, 0).owner.op)(x)),
+        GpuJoin(joined.op)(*(x if v is stand_in else v for v in joined.inputs)),
+        GpuAlloc(Alloc())(x, 2, *value.shape),
+    ]
+    borrowed = [pytensor.Out(z, borrow=True) for z in outputs]
+    f = pytensor.function([pytensor.In(x, borrow=True)], borrowed, mode=GPU_MODE)
+    bits = value.view("uint16")
+    wanted = bits.T, np.concatenate([bits, bits], 1), np.stack([bits, bits])
+    for got, correct in zip(f(array), wanted, strict=True):
+        np.testing.assert_array_equal(host(got).view("uint16"), correct)
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("dtype", ["float16", *HALVES])
+def test_copies_keep_all_bits(device, dtype):
+    value = halves_of_all_bits(dtype, (60, 70))
+    assert_bits_are_copied(value, device_array(value), host_value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", *HALVES])
+@pytest.mark.parametrize("shape", [(60, 70), (512, 1024)])
+def test_copies_keep_all_bits_on_a_gpu(dtype, shape):
+    """Small arrays, and large ones, for which other kernels are used."""
+    value = halves_of_all_bits(dtype, shape)
+    assert_bits_are_copied(value, to_device(value), lambda z: z.get())
 
 
 def vector_function(build, *more, **options):
