@@ -576,6 +576,22 @@ def test_nodes_without_c_code(device, monkeypatch, kind):
 
 
 @pytest.mark.needs("cupy")
+def test_results_of_many_axes(device):
+    """C code cannot read them, nor allocate them."""
+    x = GpuArrayType("float32", (None,) * 8)()
+    more = (*range(8), "x")
+    outputs = [x.dimshuffle(more) * 2, pt.alloc(x.dimshuffle(more), *x.shape, 3) + 1]
+    f = pytensor.function([x], [z.transfer("cuda") for z in outputs], mode=GPU_MODE)
+    assert set(runs_from_c(f, "GpuDimShuffle")) == {False}
+    native.fallbacks.clear()
+    value = np.arange(2**8, dtype="float32").reshape((2,) * 8)
+    doubled, filled = (host_value(z) for z in f(device_array(value)))
+    np.testing.assert_array_equal(doubled, value[..., None] * 2)
+    np.testing.assert_array_equal(filled, np.repeat(value[..., None] + 1, 3, -1))
+    assert not native.fallbacks
+
+
+@pytest.mark.needs("cupy")
 def test_an_allocation_that_fails(device):
     import cupy
 
