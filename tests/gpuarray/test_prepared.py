@@ -15,6 +15,7 @@ from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnLibraryError, DnnMemoryError, DnnValueError
+from dnnops.explanation.graph import library_of
 from dnnops.gpuarray import GpuArrayType, reduction
 from dnnops.gpuarray.basic import GpuAlloc, GpuContiguous, GpuDimShuffle, GpuJoin
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
@@ -24,6 +25,7 @@ from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp
 from dnnops.gpuarray.prepared import thunk as native
+from dnnops.gpuarray.prepared.cache import prepared_call
 from dnnops.gpuarray.prepared.call import PreparedCall
 from dnnops.runtime.keeping import results_not_kept
 from tests.gpuarray.graphs import GPU_MODE, assert_near, compare, to_device
@@ -573,6 +575,18 @@ def test_nodes_without_c_code(device, monkeypatch, kind):
     assert not any(hasattr(t, "cthunk") for t in f.vm.thunks)
     value = np.ones((2,) * ndim, "float32")
     np.testing.assert_array_equal(host_value(f(device_array(value))), value * 19)
+
+
+@pytest.mark.needs("cupy")
+def test_reductions_left_to_cupy_are_not_run_by_dnnops(device):
+    """Whether the rows are long enough is known from the arrays."""
+    x = GpuArrayType("float32", (None, None))()
+    f = pytensor.function([x], x.sum(axis=1).transfer("cuda"), mode=GPU_MODE)
+    (node,) = f.vm.nodes
+    for length, library in ((20, "CuPy"), (200, "dnnops")):
+        array = device_array(np.ones((3, length), "float32"))
+        assert (prepared_call(node, [array]) is None) == (library == "CuPy")
+        assert library_of(node, True) == library
 
 
 @pytest.mark.needs("cupy")

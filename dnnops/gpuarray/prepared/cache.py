@@ -15,7 +15,7 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.prepared.call import ALIGNMENT, PreparedCall
 from dnnops.gpuarray.type import GpuArrayType
 
-__all__ = ["ARRAY", "CONSTANT", "NUMBER", "VALUE", "prepared_call", "roles"]
+__all__ = ["ARRAY", "CONSTANT", "NUMBER", "VALUE", "is_left_to_compute", "prepared_call", "roles"]
 
 #: Calls that are kept for each node.
 _KEPT = 64
@@ -72,6 +72,21 @@ class _Calls:
 
 # Kept outside of the nodes, since kernels can't be pickled with a function.
 _calls: WeakKeyDictionary[Apply, _Calls] = WeakKeyDictionary()
+
+
+def is_left_to_compute(node: Apply) -> bool:
+    """Return whether a node has run, and its Op prepared nothing for any operands so far.
+
+    Parameters
+    ----------
+    node : Apply
+        Node of a `GpuOp`.
+    """
+    calls = _calls.get(node)
+    if calls is None:
+        return False
+    with calls.lock:
+        return bool(calls.by_key) and not any(calls.by_key.values())
 
 
 def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
