@@ -10,10 +10,12 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.op import COp
 from pytensor.scalar.basic import Composite
 
+from dnnops.config import flag_value
 from dnnops.cpu.elemwise import CpuElemwise
 from dnnops.explanation.memory import Memory, count_memory
 from dnnops.explanation.record import Node, Operand
 from dnnops.gpuarray.op import GpuOp, is_on_device
+from dnnops.gpuarray.prepared.cache import is_left_to_compute
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.plans.used import plan_of
 from dnnops.rewriting.reasons import why_no_library, why_on_host
@@ -22,7 +24,7 @@ from dnnops.runtime.lifetimes import declared_origins, releases
 from dnnops.runtime.op import RuntimeOp
 from dnnops.runtime.sizes import inferred_bytes, static_bytes
 
-__all__ = ["describe_graph", "device_of", "is_transfer"]
+__all__ = ["describe_graph", "device_of", "is_transfer", "library_of"]
 
 #: Names of the libraries that the runtime libraries are linked with.
 _LIBRARIES = {"onednn": "oneDNN", "cudnn": "cuDNN"}
@@ -51,7 +53,7 @@ def describe_graph(
     order : sequence of Apply, optional
         Order of execution. Default: a topological order.
     compiled : collection of Apply, optional
-        Nodes that run as C code. Default: those whose Ops can.
+        Nodes that run from C. Default: those whose Ops can.
     jit : str
         Library that compiles the whole graph, such as ``Numba``; empty if nodes run one by one.
     allow_gc : bool
@@ -66,7 +68,7 @@ def describe_graph(
     """
     order = list(fgraph.toposort() if order is None else order)
     if compiled is None:
-        compiled = {node for node in order if isinstance(node.op, COp)}
+        compiled = {node for node in order if _can_run_from_c(node)}
     sizes = inferred_bytes(order, shapes or {})
     origins: dict[Variable, Variable] = {}
     for node in order:
@@ -80,7 +82,7 @@ def describe_graph(
         _described(
             node,
             index,
-            library=jit or _library(node, node in compiled),
+            library=jit or library_of(node, node in compiled),
             memory=memory[i] if memory else None,
             allocated=_total(sizes[z] for z in node.outputs if z not in origins),
             between=node in between,
@@ -88,6 +90,13 @@ def describe_graph(
         )
         for i, node in enumerate(order)
     )
+
+
+def _can_run_from_c(node: Apply) -> bool:
+    op = node.op
+    if isinstance(op, GpuOp):
+        return op.prepares(node) and bool(flag_value("dnn.prepared_calls"))
+    return isinstance(op, COp)
 
 
 def device_of(node: Apply) -> int | None:
@@ -154,7 +163,15 @@ def _operand(x: Any, index: dict[Any, int]) -> Operand:
     )
 
 
-def _library(node: Apply, in_c: bool) -> str:
+def library_of(node: Apply, in_c: bool) -> str:
+    """Return what runs a node.
+
+    Parameters
+    ----------
+    node : Apply
+    in_c : bool
+        Whether it runs from C.
+    """
     op = node.op
     if isinstance(op, RuntimeOp):
         if op.called_library:
@@ -168,7 +185,7 @@ def _library(node: Apply, in_c: bool) -> str:
         is_own = declared == {()} or not op.calls_library
         return "dnnops" if is_own else _LIBRARIES[op.library.name]
     if isinstance(op, GpuOp):
-        return "dnnops" if op.prepares(node) else "CuPy"
+        return "dnnops" if in_c and not is_left_to_compute(node) else "CuPy"
     if isinstance(op, CpuElemwise) and in_c:
         return "dnnops"
     return "C" if in_c else "Python"

@@ -14,7 +14,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.link.utils import get_destroy_dependencies
 
-from dnnops.explanation.graph import device_of
+from dnnops.explanation.graph import device_of, library_of
 from dnnops.explanation.memory import count_memory
 from dnnops.explanation.record import Node, Operand
 from dnnops.explanation.result import Explanation
@@ -235,7 +235,7 @@ class MeasuringVM:
         memory = count_memory(order, freed, self._sizes, origins)
         found = dict(zip(order, memory, strict=True)) if memory else {}
         complete = []
-        for node, description in zip(self.nodes, nodes, strict=True):
+        for node, thunk, description in zip(self.nodes, self.thunks, nodes, strict=True):
             times, around = self._times.get(node, []), found.get(node)
             plan = plan_of(node)
             moved = sum(self._sizes.get(z, 0) for z in node.outputs)
@@ -243,6 +243,8 @@ class MeasuringVM:
             complete.append(
                 replace(
                     description,
+                    # For some shapes, an Op leaves to CuPy what it does from C for others.
+                    library=library_of(node, hasattr(thunk, "cthunk")),
                     inputs=self._measured(node.inputs, description.inputs),
                     outputs=self._measured(node.outputs, description.outputs),
                     bytes=around.allocated if around else 0,

@@ -55,9 +55,10 @@ class Node:
         Device that runs the node: ``cpu``, or ``cuda0``, ``cuda1``...
     library : {'oneDNN', 'cuDNN', 'dnnops', 'CuPy', 'C', 'Python', 'Numba', 'JAX', ...}
         What runs the node. `oneDNN` and `cuDNN` stand for the runtime library of dnnops that is
-        linked with them. `dnnops` stands for Ops on the GPU that call only kernels of dnnops, `C`
-        for PyTensor's C code, and `Python` for the Op's ``perform``. A linker that compiles the
-        whole function, such as Numba's, stands for all of its nodes.
+        linked with them. `dnnops` stands for Ops on the GPU that call only kernels of dnnops,
+        `CuPy` for those that compute with CuPy, or launch kernels from Python through it, `C` for
+        PyTensor's C code, and `Python` for the Op's ``perform``. A linker that compiles the whole
+        function, such as Numba's, stands for all of its nodes.
     call : str
         Function of the runtime library, or empty.
     inputs, outputs : tuple of Operand

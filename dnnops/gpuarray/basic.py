@@ -15,7 +15,7 @@ from pytensor.tensor.shape import SpecifyShape
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.layout import is_reshaped_view
-from dnnops.gpuarray.op import GpuOp, MirrorOp, infer_device, is_on_device
+from dnnops.gpuarray.op import GpuOp, MirrorOp, depends_on_values, infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 
@@ -258,6 +258,10 @@ class GpuSplit(MirrorOp):
     PyTensor 3.3.
     """
 
+    def prepares(self, node: Apply) -> bool:
+        """Return False if each call may have other lengths, so that none is like an earlier one."""
+        return not depends_on_values(node.inputs[1:])
+
     def prepare(self, node: Apply, x: Any, *operands: Any) -> PreparedCall:
         from dnnops.gpuarray.prepared.call import PreparedCall, Result
 
@@ -279,6 +283,9 @@ class GpuSplit(MirrorOp):
                 for end, length in zip(ends, lengths, strict=True)
             ]
         )
+
+    def compute(self, node: Apply, x: Any, *operands: Any) -> Any:
+        return self.prepare(node, x, *operands).run((x, *operands))
 
     def __str__(self) -> str:
         return f"GpuSplit{{{self.host_op.len_splits}}}"

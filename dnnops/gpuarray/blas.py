@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pytensor.configdefaults import config
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 
 from dnnops.arguments import switch
 from dnnops.errors import DnnValueError
@@ -80,7 +80,23 @@ class _Product(MirrorOp):
         tf32 = "TF32" if self.allow_tf32 else ""
         return f"{type(self).__name__}{{{tf32}}}" if tf32 else type(self).__name__
 
-    def scaled_sum(self, inputs: Any, shape: tuple[int, ...]) -> PreparedCall | None:
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of factors on the host that may change, as learning rates do."""
+        return frozenset(
+            i
+            for i, x in enumerate(node.inputs)
+            if not is_on_device(x) and not isinstance(x, Constant)
+        )
+
+    def factor(self, node: Apply, place: int, value: Any) -> Any:
+        """Return a factor of a prepared call: a constant, or the number that an operand is."""
+        from dnnops.gpuarray.prepared.call import Number
+
+        if place in self.number_operands(node):
+            return Number(place, node.inputs[place].type.numpy_dtype)
+        return float(value)
+
+    def scaled_sum(self, node: Apply, inputs: Any, shape: tuple[int, ...]) -> PreparedCall | None:
         """Prepare ``beta * z + alpha * dot(x, y)`` for operands ``z, alpha, x, y, beta``.
 
         `y` is a matrix or a vector.
@@ -90,18 +106,20 @@ class _Product(MirrorOp):
         from dnnops.gpuarray.prepared.call import Result
         from dnnops.gpuarray.products import ProductFactors, add_product, has_contiguous_side
 
-        _, alpha, x, _, beta = inputs
+        x = inputs[2]
+        alpha, beta = self.factor(node, 1, inputs[1]), self.factor(node, 4, inputs[4])
         call = CallBuilder(inputs)
         out, result = call.operand(0), Result(0)
         if not self.host_op.inplace:
-            out = add_copy(call, x.dtype, out, shape) if float(beta) else call.new(shape, x.dtype)
+            # A factor that may change may also become 0, with which the copy is ignored.
+            out = call.new(shape, x.dtype) if beta == 0 else add_copy(call, x.dtype, out, shape)
             result = Result(out.address.place)
         right = call.operand(3)
         if len(shape) == 1:
             right, out = right.as_column(), out.as_column()
         if not has_contiguous_side(out):
             return None
-        factors = ProductFactors(float(alpha), float(beta), self.allow_tf32)
+        factors = ProductFactors(alpha, beta, self.allow_tf32)
         add_product(call, x.dtype, call.operand(2), right, out, factors)
         return call.call(result)
 
@@ -128,7 +146,7 @@ class GpuDot(_Product):
             right = right.as_column()
         target = Placed.new((*(rows or (1,)), *(columns or (1,))), x.dtype, out.address.place)
         factors = products.ProductFactors(
-            alpha=float(factor[0]) if factor else 1.0, allow_tf32=self.allow_tf32
+            alpha=self.factor(node, 2, factor[0]) if factor else 1.0, allow_tf32=self.allow_tf32
         )
         products.add_product(call, x.dtype, left, right, target, factors)
         return call.call(Result(out.address.place))
@@ -199,7 +217,7 @@ class GpuGemm(_Product):
             return None
         if x.shape[1] != y.shape[0] or z.shape != shape or 0 in (*shape, x.shape[1]):
             return None
-        return self.scaled_sum((z, alpha, x, y, beta), shape)
+        return self.scaled_sum(node, (z, alpha, x, y, beta), shape)
 
     def compute(self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any) -> Any:
         from cupy import cublas
@@ -246,7 +264,7 @@ class GpuGemv(_Product):
             return None
         if A.shape[1] != x.shape[0] or y.shape != shape or 0 in A.shape:
             return None
-        return self.scaled_sum((y, alpha, A, x, beta), shape)
+        return self.scaled_sum(node, (y, alpha, A, x, beta), shape)
 
     def compute(self, node: Apply, y: Any, alpha: Any, A: Any, x: Any, beta: Any) -> Any:  # noqa: N803
         shape = (A.shape[0],)

@@ -8,11 +8,13 @@ call to CuPy.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.exceptions import ShapeError
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import inferred_shapes, shape_inference
@@ -47,6 +49,31 @@ def is_on_device(variable: Any) -> bool:
     return isinstance(variable, Variable) and isinstance(variable.type, GpuArrayType)
 
 
+def depends_on_values(variables: Iterable[Variable]) -> bool:
+    """Return whether variables may change although all arrays keep their shapes.
+
+    Parameters
+    ----------
+    variables : iterable of Variable
+
+    Returns
+    -------
+    bool
+        False if they are constants, or computed from nothing but constants and shapes.
+    """
+    pending, seen = list(variables), set()
+    while pending:
+        x = pending.pop()
+        if x in seen or isinstance(x, Constant):
+            continue
+        seen.add(x)
+        if x.owner is None or not x.owner.inputs:
+            return True
+        if not isinstance(x.owner.op, Shape | Shape_i):
+            pending += x.owner.inputs
+    return False
+
+
 class GpuOp(Op):
     """Base class of Ops that compute with CuPy on the device of their inputs.
 
@@ -73,6 +100,7 @@ class GpuOp(Op):
         It may depend on the shapes and strides of arrays, on their addresses modulo
         `dnnops.gpuarray.prepared.call.ALIGNMENT`, on host operands, and on the device. Of the
         operands in :meth:`number_operands`, it may only depend on whether they are on the device.
+        To raise `DnnNotSupportedError` is the same as to return None.
         """
         return None
 

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dnnops.dtypes import DTYPE_CODES
-from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
 from dnnops.gpuarray.copying import add_copy
 from dnnops.gpuarray.prepared.builder import CallBuilder
+from dnnops.gpuarray.prepared.call import Number, PreparedCall
 from dnnops.gpuarray.prepared.placed import Placed
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import empty_tensors, make_context, raise_status
@@ -74,17 +75,37 @@ def multiply(
         else:
             out.fill(0)
         return
-    call = CallBuilder((x, y, out))
     factors = ProductFactors(alpha, beta, allow_tf32)
+    try:
+        call = _call(x, y, out, factors)
+    except DnnNotSupportedError:
+        # A kernel would have to copy elements that are not at multiples of their size. Only memory
+        # of other libraries has them.
+        x, y = _dense_copy(x), _dense_copy(y)
+        call = _call(x, y, out, factors)
+    call.run((x, y, out))
+
+
+def _dense_copy(array: Any) -> Any:
+    """Return a copy that is made byte by byte, since no kernel can load misaligned elements."""
+    import cupy
+
+    shape, strides = (*array.shape, array.itemsize), (*array.strides, 1)
+    copied = cupy.ndarray(shape, np.uint8, array.data, strides).copy()
+    return cupy.ndarray(array.shape, array.dtype, copied.data)
+
+
+def _call(x: Any, y: Any, out: Any, factors: ProductFactors) -> PreparedCall:
+    call = CallBuilder((x, y, out))
     add_product(call, x.dtype, call.operand(0), call.operand(1), call.operand(2), factors)
-    call.call().run((x, y, out))
+    return call.call()
 
 
 class ProductFactors(NamedTuple):
-    """Factors of a product, as in `multiply`."""
+    """Factors of a product, as in `multiply`. They may be operands of the call on the host."""
 
-    alpha: float = 1.0
-    beta: float = 0.0
+    alpha: float | Number = 1.0
+    beta: float | Number = 0.0
     allow_tf32: bool = False
 
 
@@ -118,11 +139,14 @@ class ProductStep:
             tensor.strides[:3] = layout.strides
         device = arrays[self.layouts[0].array.address.place].data.device_id
         context = make_context(cupy.cuda.get_current_stream().ptr, device)
-        alpha, beta, allow_tf32 = self.factors
+        alpha, beta = (
+            float(arrays[factor.place]) if isinstance(factor, Number) else factor
+            for factor in (self.factors.alpha, self.factors.beta)
+        )
         raise_status(
             CUDNN,
             CUDNN.library.dnnops_cudnn_product(
-                ctypes.byref(context), int(allow_tf32), alpha, beta, tensors, result
+                ctypes.byref(context), int(self.factors.allow_tf32), alpha, beta, tensors, result
             ),
         )
 
@@ -130,8 +154,11 @@ class ProductStep:
         """Return the step for C."""
         code = DTYPE_CODES[self.dtype]
         operands = [(*x.array.address, code, x.shape, x.strides) for x in self.layouts]
-        alpha, beta, allow_tf32 = self.factors
-        return 1, (int(allow_tf32), float(alpha), float(beta), *operands)
+        factors = [
+            (0.0, factor.place) if isinstance(factor, Number) else (float(factor), -1)
+            for factor in (self.factors.alpha, self.factors.beta)
+        ]
+        return 1, (int(self.factors.allow_tf32), *factors[0], *factors[1], *operands)
 
 
 def add_product(
@@ -200,8 +227,10 @@ def layouts(
 
 def _operand(call: CallBuilder, dtype: np.dtype, array: Placed, batch: tuple[int, ...]) -> Layout:
     """Return the layout of an operand, or of a copy of it."""
-    if has_contiguous_side(array) and (found := _layout(array, batch)) is not None:
-        return found
+    if array.is_aligned and has_contiguous_side(array):
+        found = _layout(array, batch)
+        if found is not None:
+            return found
     copy = add_copy(call, dtype, array, array.shape)
     found = _layout(copy, batch)
     if found is None:  # it is broadcast along some of several axes

@@ -14,7 +14,7 @@ from pytensor.tensor.subtensor import unflatten_index_variables
 
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.deferred import DnnIndexError, check_indices
-from dnnops.gpuarray.op import MirrorOp
+from dnnops.gpuarray.op import MirrorOp, depends_on_values
 
 if TYPE_CHECKING:
     from dnnops.gpuarray.prepared.call import PreparedCall
@@ -52,12 +52,21 @@ class _GpuIndexing(MirrorOp):
 class GpuSubtensor(_GpuIndexing):
     """`Subtensor` on the device, which returns a view."""
 
+    def prepares(self, node: Apply) -> bool:
+        """Return False if each call may have other indices, so that none is like an earlier one."""
+        return not depends_on_values(node.inputs[1:])
+
     def prepare(self, node: Apply, x: Any, *indices: Any) -> PreparedCall:
         from dnnops.gpuarray.prepared.call import PreparedCall, Result
 
-        index = self.index(node, indices)
-        view = itemgetter(tuple(i if isinstance(i, slice) else int(i) for i in index))
-        return PreparedCall([Result(0, (view,))])
+        return PreparedCall([Result(0, (itemgetter(self.index(node, indices)),))])
+
+    def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
+        return x[self.index(node, indices)]
+
+    def index(self, node: Apply, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        index = super().index(node, operands)
+        return tuple(i if isinstance(i, slice) else int(i) for i in index)
 
 
 class GpuIncSubtensor(_GpuIndexing):

@@ -93,3 +93,24 @@ def test_a_large_product_takes_the_time():
     assert "Dot" in slowest.op or "Gemm" in slowest.op
     # 432 GFLOP at less than 1000 TFLOP/s.
     assert slowest.time_ms > 0.4
+
+
+def test_reductions_of_short_rows_are_left_to_cupy():
+    import cupy
+
+    x = GpuArrayType("float32", (None, None))("x")
+    f = pytensor.function([x], pt.sum(x, axis=1).transfer("cuda"), mode="CUDNN")
+    for length, library in ((20, "CuPy"), (4096, "dnnops")):
+        e = dnnops.explain(f, cupy.ones((100, length), "float32"), calls=1)
+        assert [node.library for node in e.nodes] == [library]
+
+
+def test_libraries_without_prepared_calls():
+    import cupy
+
+    x = GpuArrayType("float32", (None,))("x")
+    for prepared, library in ((True, "dnnops"), (False, "CuPy")):
+        with pytensor.config.change_flags(dnn__prepared_calls=prepared):
+            f = pytensor.function([x], pt.exp(x).transfer("cuda"), mode="CUDNN")
+        e = dnnops.explain(f, cupy.ones(4, "float32"), calls=1)
+        assert [node.library for node in e.nodes] == [library]

@@ -171,6 +171,21 @@ def test_nothing_leaves_the_device():
     assert node.bytes == 80
 
 
+def test_what_python_launches_is_not_run_by_dnnops():
+    x, host = on_device(4, 5)
+    i = pt.lscalar("i")
+    fgraph = rewritten([x, i], [z.transfer("cuda") for z in (pt.exp(host), host[i:])])
+
+    def libraries(**options):
+        nodes = describe_graph(fgraph, **options)
+        return {node.op: node.library for node in nodes if node.device != "cpu"}
+
+    assert libraries() == {"GpuElemwise{exp}": "dnnops", "GpuSubtensor": "CuPy"}
+    with pytensor.config.change_flags(dnn__prepared_calls=False):
+        assert set(libraries().values()) == {"CuPy"}
+    assert set(libraries(compiled=()).values()) == {"CuPy"}
+
+
 def test_training_step_without_transfers():
     """The graph of a step whose parameters, data and loss are on the device."""
     (x, image), (w, filters), (t, target) = (

@@ -66,6 +66,36 @@ def test_views_and_exports_of_results_stay(memory_format, linker):
     np.testing.assert_array_equal(exported.cpu().numpy(), expected)
 
 
+@pytest.mark.parametrize("linker", ["cvm", "cvm_nogc"])
+def test_arrays_that_share_memory_stay(linker):
+    """They do not refer to the result, as views do, but to its memory."""
+    import cupy
+    from cupy.lib.stride_tricks import as_strided
+
+    fn, w = compiled(linker=linker), filters()
+    first, second = images()
+    expected = fn(first, w).get()
+    for share in (
+        lambda y: as_strided(y, y.shape, y.strides),
+        lambda y: cupy.ndarray(y.shape, y.dtype, y.data),
+        lambda y: cupy.ndarray(y.shape, y.dtype, y.data + 0),
+    ):
+        held = share(fn(first, w))
+        fn(second, w)
+        np.testing.assert_array_equal(held.get(), expected)
+
+
+@pytest.mark.parametrize("linker", ["cvm", "cvm_nogc"])
+def test_a_result_whose_shape_was_set_is_not_taken_again(linker):
+    fn, w = compiled(linker=linker), filters()
+    (image,) = images(1)
+    y = fn(image, w)
+    shape = y.shape
+    y.shape = (-1,)
+    del y
+    assert fn(image, w).shape == shape
+
+
 def test_memory_is_taken_again():
     fn, w = compiled(), filters()
     (image,) = images(1)

@@ -107,6 +107,25 @@ extern "C" int dnnops_cudnn_product(const dnnops_context *, int64_t, double alph
       }
   return 0;
 }
+// What a node on cuDNN does with its output, a list with one item: PyTensor's code takes two
+// references besides the list's.
+static dnnops_kept kept_output;
+extern "C" __attribute__((visibility("default"))) PyObject *take_output(PyObject *cell,
+                                                                        PyObject *shape) {
+  PyObject *const item = PyList_GET_ITEM(cell, 0);
+  PyObject *out = item == Py_None ? nullptr : item;
+  Py_XINCREF(out);
+  const dnnops::Reference other = dnnops::Reference::to(out);
+  dnnops_tensor tensor = {};
+  tensor.dtype = DNNOPS_FLOAT32;
+  tensor.ndim = PyTuple_GET_SIZE(shape);
+  for (int64_t axis = 0; axis < tensor.ndim; ++axis)
+    tensor.shape[axis] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, axis));
+  if (dnnops_gpuarray_prepare_kept(&out, &tensor, DNNOPS_CONTIGUOUS, 0, nullptr, &kept_output) < 0)
+    return nullptr;
+  if (PyList_SetItem(cell, 0, out) < 0) return nullptr;
+  return PyLong_FromVoidPtr(tensor.data);
+}
 extern "C" __attribute__((visibility("default"))) int64_t launch_count() { return launches; }
 extern "C" __attribute__((visibility("default"))) void fail_with(int status) { failing = status; }
 """
@@ -146,6 +165,16 @@ class HostDevice:
         command += [f"-isystem{sysconfig.get_path('include')}", "prepared.cpp", "-o", "prepared.so"]
         compile_once(command, folder)
         self.library = ctypes.CDLL(str(folder / "prepared.so"))
+
+    def take_output(self, cell: list[Any], shape: tuple[int, ...]) -> int:
+        """Let C code put an output of float32 into a cell, as an Op on cuDNN does.
+
+        Return its address.
+        """
+        any_object = ctypes.py_object
+        take: Callable[..., Any] = ctypes.PYFUNCTYPE(any_object, any_object, any_object)
+        address = ctypes.cast(self.library.take_output, ctypes.c_void_p).value
+        return take(address)(cell, shape)
 
     @property
     def launches(self) -> int:

@@ -9,12 +9,15 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.tensor.basic import Alloc
 
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
-from dnnops.errors import DnnMemoryError, DnnValueError
+from dnnops.errors import DnnLibraryError, DnnMemoryError, DnnValueError
+from dnnops.explanation.graph import library_of
 from dnnops.gpuarray import GpuArrayType, reduction
+from dnnops.gpuarray.basic import GpuAlloc, GpuContiguous, GpuDimShuffle, GpuJoin
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
@@ -22,9 +25,10 @@ from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp
 from dnnops.gpuarray.prepared import thunk as native
+from dnnops.gpuarray.prepared.cache import prepared_call
 from dnnops.gpuarray.prepared.call import PreparedCall
 from dnnops.runtime.keeping import results_not_kept
-from tests.gpuarray.graphs import GPU_MODE, assert_near, compare
+from tests.gpuarray.graphs import GPU_MODE, assert_near, compare, to_device
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
 from tests.needs import missing
 from tests.oracle import SEED, repeat_command
@@ -99,8 +103,7 @@ def test_from_c_and_from_python(device, monkeypatch, dtype):
     for build in GRAPHS.values():
         f = function(build, dtype)
         assert all(hasattr(thunk, "cthunk") for thunk in f.vm.thunks)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(GpuOp, "prepares", lambda op, node: False)
+        with pytensor.config.change_flags(dnn__prepared_calls=False):
             in_python = function(build, dtype)
         steps = zip(in_python.vm.nodes, in_python.vm.thunks, strict=True)
         assert not any(hasattr(t, "cthunk") for node, t in steps if isinstance(node.op, GpuOp))
@@ -139,6 +142,48 @@ def test_reductions(device, monkeypatch):
                 np.testing.assert_allclose(got, correct, rtol=1e-5, atol=1e-5, err_msg=words)
 
 
+def halves_of_all_bits(dtype, shape):
+    """Return an array with every pattern of 16 bits if it is large, and signaling NaNs."""
+    size = int(np.prod(shape))
+    bits = np.arange(0, 1 << 16, max(1, (1 << 16) // size))
+    bits = np.resize([0x7C01, 0x7F81, 0xFFFF, *bits], size).astype("uint16")
+    return bits.view(numpy_dtype(dtype)).reshape(shape)
+
+
+def assert_bits_are_copied(value, array, host):
+    """Copy a matrix by a node that makes it contiguous, one that joins, and one that fills."""
+    x = GpuArrayType(value.dtype.name, (None, None))("x")
+    stand_in = pt.matrix(dtype="float16")
+    joined = pt.join(1, stand_in, stand_in).owner
+    outputs = [
+        GpuContiguous()(GpuDimShuffle(stand_in.dimshuffle(1, 0).owner.op)(x)),
+        GpuJoin(joined.op)(*(x if v is stand_in else v for v in joined.inputs)),
+        GpuAlloc(Alloc())(x, 2, *value.shape),
+    ]
+    borrowed = [pytensor.Out(z, borrow=True) for z in outputs]
+    f = pytensor.function([pytensor.In(x, borrow=True)], borrowed, mode=GPU_MODE)
+    bits = value.view("uint16")
+    wanted = bits.T, np.concatenate([bits, bits], 1), np.stack([bits, bits])
+    for got, correct in zip(f(array), wanted, strict=True):
+        np.testing.assert_array_equal(host(got).view("uint16"), correct)
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("dtype", ["float16", *HALVES])
+def test_copies_keep_all_bits(device, dtype):
+    value = halves_of_all_bits(dtype, (60, 70))
+    assert_bits_are_copied(value, device_array(value), host_value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", *HALVES])
+@pytest.mark.parametrize("shape", [(60, 70), (512, 1024)])
+def test_copies_keep_all_bits_on_a_gpu(dtype, shape):
+    """Small arrays, and large ones, for which other kernels are used."""
+    value = halves_of_all_bits(dtype, shape)
+    assert_bits_are_copied(value, to_device(value), lambda z: z.get())
+
+
 def vector_function(build, *more, **options):
     x = GpuArrayType("float32", (None,))("x")
     outputs = [z.transfer("cuda") for z in build(x, *more)]
@@ -159,6 +204,24 @@ def test_more_shapes_than_are_kept(device):
     for n in [*range(1, 14), *range(1, 14)]:
         x = np.arange(n, dtype="float32")
         np.testing.assert_array_equal(host_value(f(device_array(x))[0]), x * 3 + 1)
+
+
+@pytest.mark.needs("cupy")
+def test_a_shape_that_comes_again_is_kept(device, monkeypatch):
+    """C code forgets the call that was not used for the longest time."""
+    encoded, encode = [], PreparedCall.encoded
+
+    def counted(call):
+        encoded.append(call.arrays[0].shape[0])
+        return encode(call)
+
+    monkeypatch.setattr(PreparedCall, "encoded", counted)
+    f = vector_function(lambda x: [x * 3 + 1])
+    for n in range(1, 20):
+        for length in (n, 40):
+            x = np.arange(length, dtype="float32")
+            np.testing.assert_array_equal(host_value(f(device_array(x))[0]), x * 3 + 1)
+    assert encoded == [1, 40, *range(2, 20)]
 
 
 @pytest.mark.needs("cupy")
@@ -333,6 +396,49 @@ def test_numbers_on_the_host_and_on_the_device(device):
     np.testing.assert_array_equal(got.reshape(-1), x * 7 + 1)
 
 
+def runs_from_c(f, name):
+    """Return whether C code runs each of the nodes of an Op."""
+    pairs = zip(f.vm.nodes, f.vm.thunks, strict=True)
+    return [hasattr(thunk, "cthunk") for node, thunk in pairs if type(node.op).__name__ == name]
+
+
+@pytest.mark.needs("cupy")
+def test_indices_that_change_are_not_prepared(device, monkeypatch):
+    """A minibatch would be prepared in each call."""
+    i, prepared = pt.lscalar("i"), []
+    f = vector_function(
+        lambda x, i: [x[i : i + 2] * 2, pt.split(x, [i, 9 - i], n_splits=2)[1] + 1], i
+    )
+    assert runs_from_c(f, "GpuSubtensor") == runs_from_c(f, "GpuSplit") == [False]
+    monkeypatch.setattr(GpuOp, "prepared", lambda op, *operands: prepared.append(op))
+    x = np.arange(9, dtype="float32")
+    for n in range(7):
+        pair, rest = f(device_array(x), n)
+        np.testing.assert_array_equal(host_value(pair), x[n : n + 2] * 2)
+        np.testing.assert_array_equal(host_value(rest), x[n:] + 1)
+    assert not prepared
+
+
+@pytest.mark.needs("cupy")
+def test_indices_that_follow_from_shapes_are_prepared(device):
+    def build(x):
+        n = x.shape[0]
+        return [
+            x[: n // 2] * 2,
+            x[1 : n - 1] * 3,
+            pt.split(x, [n // 3, n - n // 3], n_splits=2)[1] + 1,
+        ]
+
+    f = vector_function(build)
+    assert runs_from_c(f, "GpuSubtensor") == [True] * 2
+    assert runs_from_c(f, "GpuSplit") == [True]
+    for n in (9, 4, 9):
+        x = np.arange(n, dtype="float32")
+        wanted = x[: n // 2] * 2, x[1 : n - 1] * 3, x[n // 3 :] + 1
+        for got, correct in zip(f(device_array(x)), wanted, strict=True):
+            np.testing.assert_array_equal(host_value(got), correct)
+
+
 @pytest.mark.needs("cupy")
 def test_in_place(device):
     """An operand that may be overwritten becomes the result."""
@@ -379,16 +485,34 @@ def assert_in_python(device, f, reason):
 
 
 @pytest.mark.needs("cupy")
-@pytest.mark.parametrize("status", [3, 4])  # not supported, and an error of the driver
-def test_a_launch_that_fails_runs_in_python(device, status):
+def test_a_launch_that_is_not_supported_runs_in_python(device):
     f = vector_function(lambda x: [x * 17 + 1])
     native.fallbacks.clear()
-    device.library.fail_with(status)
+    device.library.fail_with(3)
     try:
         assert_in_python(device, f, "as the test wanted")
     finally:
         device.library.fail_with(0)
     assert_in_python(device, f, "as the test wanted")  # from now on
+
+
+@pytest.mark.needs("cupy")
+def test_a_launch_that_fails_is_tried_again(device):
+    """An error of the driver may be that of earlier work, and is no reason to use Python."""
+    f = vector_function(lambda x: [x * 17 + 1])
+    native.fallbacks.clear()
+    x = device_array(np.ones(3, "float32"))
+    device.library.fail_with(4)
+    try:
+        with pytest.raises(DnnLibraryError, match="as the test wanted"):
+            f(x)
+        assert_failed(f, "GpuElemwise")
+    finally:
+        device.library.fail_with(0)
+    launched = device.launches
+    assert host_value(f(x)[0]).tolist() == [18] * 3
+    assert device.launches == launched + 1
+    assert not native.fallbacks
 
 
 @pytest.mark.needs("cupy")
@@ -451,6 +575,34 @@ def test_nodes_without_c_code(device, monkeypatch, kind):
     assert not any(hasattr(t, "cthunk") for t in f.vm.thunks)
     value = np.ones((2,) * ndim, "float32")
     np.testing.assert_array_equal(host_value(f(device_array(value))), value * 19)
+
+
+@pytest.mark.needs("cupy")
+def test_reductions_left_to_cupy_are_not_run_by_dnnops(device):
+    """Whether the rows are long enough is known from the arrays."""
+    x = GpuArrayType("float32", (None, None))()
+    f = pytensor.function([x], x.sum(axis=1).transfer("cuda"), mode=GPU_MODE)
+    (node,) = f.vm.nodes
+    for length, library in ((20, "CuPy"), (200, "dnnops")):
+        array = device_array(np.ones((3, length), "float32"))
+        assert (prepared_call(node, [array]) is None) == (library == "CuPy")
+        assert library_of(node, True) == library
+
+
+@pytest.mark.needs("cupy")
+def test_results_of_many_axes(device):
+    """C code cannot read them, nor allocate them."""
+    x = GpuArrayType("float32", (None,) * 8)()
+    more = (*range(8), "x")
+    outputs = [x.dimshuffle(more) * 2, pt.alloc(x.dimshuffle(more), *x.shape, 3) + 1]
+    f = pytensor.function([x], [z.transfer("cuda") for z in outputs], mode=GPU_MODE)
+    assert set(runs_from_c(f, "GpuDimShuffle")) == {False}
+    native.fallbacks.clear()
+    value = np.arange(2**8, dtype="float32").reshape((2,) * 8)
+    doubled, filled = (host_value(z) for z in f(device_array(value)))
+    np.testing.assert_array_equal(doubled, value[..., None] * 2)
+    np.testing.assert_array_equal(filled, np.repeat(value[..., None] + 1, 3, -1))
+    assert not native.fallbacks
 
 
 @pytest.mark.needs("cupy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytensor
@@ -142,24 +143,106 @@ def test_products_from_c(device, monkeypatch):
             got = host_value(f(device_array(a), device_array(b)))
             np.testing.assert_allclose(got, a @ b, rtol=1e-12, atol=1e-12)
             assert device.launches > launched
-    x, y, z = (GpuArrayType("float64", (None, None))() for _ in range(3))
-    for inplace in (False, True):
-        out = GpuGemm(Gemm(inplace=inplace))(
-            z, pt.constant(np.float64(-0.5)), x, y, pt.constant(np.float64(2))
-        )
-        arrays = [np.asfortranarray(rng.standard_normal(s)) for s in ((3, 4), (4, 5), (3, 5))]
-        given = [device_array(a) for a in arrays]
-        thunk_map = {v: [value] for v, value in zip((x, y, z), given, strict=True)}
-        for v in out.owner.inputs:
-            thunk_map.setdefault(v, [getattr(v, "data", None)])
-        result = thunk_map[out] = [None]
-        thunk = native_thunk(out.owner, thunk_map, {out: [False]})
-        thunk()
-        wanted = -0.5 * arrays[0] @ arrays[1] + 2 * arrays[2]
-        np.testing.assert_allclose(host_value(result[0]), wanted, rtol=1e-12)
-        assert (result[0] is given[2]) == inplace
-        if not inplace:
-            np.testing.assert_array_equal(host_value(given[2]), arrays[2])
+
+
+def use_host_products(device, monkeypatch):
+    """Let Python call the product in host memory, too."""
+    product = device.library.dnnops_cudnn_product
+    product.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_double]
+    product.argtypes += [ctypes.c_void_p] * 2
+    monkeypatch.setattr(products, "CUDNN", SimpleNamespace(library=device.library))
+
+
+class Sum:
+    """``beta * z + alpha * dot(x, y)`` as a node that C code runs, with float64 factors."""
+
+    def __init__(self, alpha, beta, inplace):
+        self.matrices = [GpuArrayType("float64", (None, None))() for _ in range(3)]
+        z, x, y = self.matrices
+        out = GpuGemm(Gemm(inplace=inplace))(z, alpha, x, y, beta)
+        self.node = out.owner
+        self.cells = {v: [getattr(v, "data", None)] for v in self.node.inputs}
+        self.result = [None]
+        self.thunk = native_thunk(self.node, {**self.cells, out: self.result}, {out: [False]})
+
+    def __call__(self, arrays, **factors):
+        for v, array in zip(self.matrices, arrays, strict=True):
+            self.cells[v][0] = array
+        for v in self.node.inputs:
+            if v.name in factors:
+                self.cells[v][0] = np.asarray(factors[v.name])
+        self.thunk()
+        return self.result[0]
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("inplace", [False, True])
+def test_sums_from_c(device, monkeypatch, inplace):
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    rng = np.random.default_rng(SEED)
+    add = Sum(pt.constant(np.float64(-0.5)), pt.constant(np.float64(2)), inplace)
+    z, x, y = (np.asfortranarray(rng.standard_normal(s)) for s in ((3, 5), (3, 4), (4, 5)))
+    given = [device_array(a) for a in (z, x, y)]
+    result = add(given)
+    np.testing.assert_allclose(host_value(result), -0.5 * x @ y + 2 * z, rtol=1e-12)
+    assert (result is given[0]) == inplace
+    if not inplace:
+        np.testing.assert_array_equal(host_value(given[0]), z)
+
+
+@pytest.mark.needs("cupy")
+@pytest.mark.parametrize("inplace", [False, True])
+def test_factors_that_change_from_c(device, monkeypatch, inplace):
+    """They are read in each call, which is prepared once. With a factor 0, NaNs are ignored."""
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    prepared, prepare = [], GpuGemm.prepare
+    monkeypatch.setattr(
+        GpuGemm, "prepare", lambda op, *given: prepared.append(op) or prepare(op, *given)
+    )
+    rng = np.random.default_rng(SEED)
+    add = Sum(pt.dscalar("alpha"), pt.dscalar("beta"), inplace)
+    for alpha, beta in ((1.0, 1.0), (-0.5, 2.0), (0.25, 0.0), (0.0, 3.0)):
+        z, x, y = (rng.standard_normal(s) for s in ((3, 5), (3, 4), (4, 5)))
+        wanted = alpha * x @ y + beta * z
+        launched = device.launches
+        given = [device_array(a if a is not z or beta else a * np.nan) for a in (z, x, y)]
+        got = host_value(add(given, alpha=alpha, beta=beta))
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+        assert device.launches == launched + (1 if inplace else 2)
+    assert len(prepared) == 1
+
+
+@pytest.mark.needs("cupy")
+def test_factors_that_change_from_python(device, monkeypatch):
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    use_host_products(device, monkeypatch)
+    rng = np.random.default_rng(SEED)
+    add = Sum(pt.dscalar("alpha"), pt.dscalar("beta"), False)
+    for alpha, beta in ((-0.5, 2.0), (0.25, 0.0)):
+        z, x, y = (rng.standard_normal(s) for s in ((3, 5), (3, 4), (4, 5)))
+        given = [*map(device_array, (z, x, y))]
+        values = [given[0], np.asarray(alpha), *given[1:], np.asarray(beta)]
+        (got,) = add.node.op.prepared(add.node, *values).run(values)
+        np.testing.assert_allclose(host_value(got), alpha * x @ y + beta * z, rtol=1e-12)
+
+
+@pytest.mark.needs("cupy")
+def test_operands_that_kernels_cannot_copy(device, monkeypatch):
+    """Neither a call in C nor the first try in Python can: elements are not aligned."""
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    use_host_products(device, monkeypatch)
+    x, y = (GpuArrayType("float64", (None, None))() for _ in range(2))
+    f = pytensor.function([x, y], pt.dot(x, y).transfer("cuda"), mode=GPU_MODE)
+    right = np.arange(15.0).reshape(3, 5)
+    # CuPy's copy needs a GPU.
+    monkeypatch.setattr(products, "_dense_copy", lambda array: device_array(host_value(array)))
+    for step in (1, 2):
+        left = np.zeros(8 * 12 * step + 4, np.uint8)[4:].view("float64").reshape(4, -1)[:, ::step]
+        left[...] = np.arange(12).reshape(4, 3)
+        array = wrapped(left)
+        assert array.data.ptr % 8
+        got = f(array, device_array(right))
+        np.testing.assert_array_equal(host_value(got), left @ right)
 
 
 @pytest.mark.gpu
@@ -188,3 +271,21 @@ def test_products_without_inner_elements():
     assert (out == 6).all()
     multiply(cupy.empty((2, 0), "float32"), cupy.empty((0, 3), "float32"), out)
     assert (out == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [1, 2])
+def test_misaligned_operands_on_a_gpu(step):
+    """Rows and columns of memory that another library has not aligned."""
+    import cupy
+
+    memory = np.zeros(4 * 12 * step + 2, np.uint8)
+    left = memory[2:].view("float32").reshape(4, -1)[:, ::step]
+    left[...] = np.arange(12).reshape(4, 3)
+    right = np.arange(15, dtype="float32").reshape(3, 5)
+    array = cupy.ndarray(left.shape, "float32", cupy.asarray(memory).data + 2, left.strides)
+    assert array.data.ptr % 4
+    x, y = (GpuArrayType("float32", (None, None))() for _ in range(2))
+    f = pytensor.function([x, y], pt.dot(x, y).transfer("cuda"), mode=GPU_MODE)
+    for _ in range(2):
+        np.testing.assert_array_equal(f(array, cupy.asarray(right)).get(), left @ right)

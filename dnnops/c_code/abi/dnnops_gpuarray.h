@@ -20,7 +20,7 @@
 
 /* Python objects that every call needs, looked up once and kept. */
 typedef struct dnnops_python {
-  PyObject *data, *ptr, *shape, *strides, *dtype, *device, *id; /* attribute names */
+  PyObject *data, *mem, *ptr, *shape, *strides, *dtype, *device, *id; /* attribute names */
   PyObject *order_k;                                            /* {"order": "K"} */
   PyObject *ndarray, *copy; /* the class cupy.ndarray and its method */
   PyObject *get_device, *set_device;
@@ -67,6 +67,7 @@ static inline int dnnops_python_init(void) {
 #define DNNOPS_KEEP(pointer, expression) \
   if ((pointer) == NULL && ((pointer) = (expression)) == NULL) return -1
   DNNOPS_KEEP(py->data, PyUnicode_InternFromString("data"));
+  DNNOPS_KEEP(py->mem, PyUnicode_InternFromString("mem"));
   DNNOPS_KEEP(py->ptr, PyUnicode_InternFromString("ptr"));
   DNNOPS_KEEP(py->shape, PyUnicode_InternFromString("shape"));
   DNNOPS_KEEP(py->strides, PyUnicode_InternFromString("strides"));
@@ -293,9 +294,54 @@ static inline int dnnops_gpuarray_prepare(PyObject **out, dnnops_tensor *t, dnno
  * kept: their memory matters, and their kernels take longer than the allocation. */
 #define DNNOPS_KEPT_BYTES ((int64_t)1 << 20)
 
+/* What a kept array was like when it was new, and how many references there were to CuPy's objects
+ * for its memory. Views refer to the array. Arrays that as_strided or cupy.ndarray(..., memptr=x.data)
+ * makes do not: they refer to its MemoryPointer, or to the memory behind that. The counts are compared
+ * with those of the new array, because other versions of CuPy may hold further references. */
+typedef struct dnnops_state {
+  dnnops_tensor tensor;
+  Py_ssize_t pointer_references, memory_references;
+} dnnops_state;
+
+/* Returns 1; or 0 without an exception if the array cannot be described, and so must not be kept. */
+static inline int dnnops_state_read(PyObject *array, int64_t dtype_code, dnnops_state *state) {
+  PyObject *memory = NULL, *pointer = NULL;
+  if (dnnops_gpuarray_read(array, dtype_code, &state->tensor) == 0) {
+    pointer = PyObject_GetAttr(array, dnnops_py.data);
+    if (pointer != NULL) memory = PyObject_GetAttr(pointer, dnnops_py.mem);
+  }
+  const int known = memory != NULL;
+  if (known) {
+    state->pointer_references = Py_REFCNT(pointer);
+    state->memory_references = Py_REFCNT(memory);
+  } else {
+    PyErr_Clear();
+  }
+  Py_XDECREF(memory);
+  Py_XDECREF(pointer);
+  return known;
+}
+
+/* Whether an array has the layout that it had. Its shape can be set. */
+static inline int dnnops_same_layout(const dnnops_state *now, const dnnops_state *then) {
+  const dnnops_tensor *a = &now->tensor, *b = &then->tensor;
+  const size_t bytes = (size_t)b->ndim * sizeof(int64_t);
+  return a->data == b->data && a->ndim == b->ndim && memcmp(a->shape, b->shape, bytes) == 0 &&
+         memcmp(a->strides, b->strides, bytes) == 0;
+}
+
+/* Whether a kept array is as it was when it was new, and nothing else uses its memory. Its holders
+ * have `references` to it. */
+static inline int dnnops_state_is_new(PyObject *array, Py_ssize_t references, const dnnops_state *then) {
+  dnnops_state now;
+  if (Py_REFCNT(array) > references || !dnnops_state_read(array, then->tensor.dtype, &now)) return 0;
+  return dnnops_same_layout(&now, then) && now.pointer_references <= then->pointer_references &&
+         now.memory_references <= then->memory_references;
+}
+
 typedef struct dnnops_kept {
   PyObject *array; /* an owned reference, or NULL */
-  dnnops_tensor tensor;
+  dnnops_state state;
   dnnops_memory_format format;
   int64_t device;
   void *stream;
@@ -317,10 +363,11 @@ static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t,
   }
   if (kept->array != NULL) {
     const Py_ssize_t references = *out == kept->array ? DNNOPS_THUNK_REFERENCES + 1 : 1;
-    const dnnops_tensor *have = &kept->tensor;
-    if (Py_REFCNT(kept->array) <= references && kept->format == format && kept->device == device &&
-        kept->stream == stream && have->dtype == t->dtype && have->ndim == t->ndim &&
-        memcmp(have->shape, t->shape, (size_t)t->ndim * sizeof(int64_t)) == 0) {
+    const dnnops_tensor *have = &kept->state.tensor;
+    if (kept->format == format && kept->device == device && kept->stream == stream &&
+        have->dtype == t->dtype && have->ndim == t->ndim &&
+        memcmp(have->shape, t->shape, (size_t)t->ndim * sizeof(int64_t)) == 0 &&
+        dnnops_state_is_new(kept->array, references, &kept->state)) {
       if (*out != kept->array) {
         Py_XDECREF(*out);
         Py_INCREF(kept->array);
@@ -329,15 +376,19 @@ static inline int dnnops_gpuarray_prepare_kept(PyObject **out, dnnops_tensor *t,
       *t = *have;
       return 0;
     }
+    if (*out == kept->array) Py_CLEAR(*out); /* its reference count does not show all users */
     dnnops_kept_clear(kept);
   }
+  const PyObject *const before = *out;
   if (dnnops_gpuarray_prepare(out, t, format, device) < 0) return -1;
   int64_t bytes = dnnops_itemsizes[t->dtype];
   for (int64_t axis = 0; axis < t->ndim; ++axis) bytes *= t->shape[axis];
-  if (bytes <= DNNOPS_KEPT_BYTES && dnnops_counts_references(t, format)) {
+  /* Who used an older array's memory when it was new is not known. */
+  const int is_new = *out != before;
+  if (is_new && bytes <= DNNOPS_KEPT_BYTES && dnnops_counts_references(t, format) &&
+      dnnops_state_read(*out, t->dtype, &kept->state)) {
     Py_INCREF(*out);
     kept->array = *out;
-    kept->tensor = *t;
     kept->format = format;
     kept->device = device;
     kept->stream = stream;

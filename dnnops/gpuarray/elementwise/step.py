@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pytensor.scalar.basic import ScalarOp, identity
 
-from dnnops.dtypes import numpy_dtype
+from dnnops.dtypes import HALF_DTYPES, numpy_dtype
 from dnnops.gpuarray.elementwise.kernel import THREADS, ElementwiseKernel
 from dnnops.gpuarray.elementwise.packed import (
     LEAST_SIZE,
@@ -50,6 +50,8 @@ def elementwise_step(
     KernelStep or None
         None if a kernel cannot access the arrays.
     """
+    if scalar_op == identity:
+        operands, results = _as_bits(operands, results)
     in_dtypes = tuple(dtype for dtype, _ in operands)
     out_dtypes = tuple(dtype for dtype, _ in results)
     values = [x for _, x in operands]
@@ -78,6 +80,14 @@ def elementwise_step(
     )
     arguments = _arguments(kernel, access, values, targets)
     return KernelStep(kernel.compiled(), blocks, THREADS, arguments)
+
+
+def _as_bits(operands: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any]:
+    """Let 16-bit floats be copied as integers: a conversion to float32 and back changes NaNs."""
+    (from_dtype, source), (to_dtype, target) = *operands, *results
+    if from_dtype != to_dtype or from_dtype not in HALF_DTYPES or not isinstance(source, Placed):
+        return operands, results
+    return [("uint16", source)], [("uint16", target)]
 
 
 def copy_step(dtype: str, source: Placed, target: Placed) -> KernelStep | None:

@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from pytensor.graph.basic import Apply, Constant
 
+from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray.prepared.call import ALIGNMENT, PreparedCall
 from dnnops.gpuarray.type import GpuArrayType
 
-__all__ = ["ARRAY", "CONSTANT", "NUMBER", "VALUE", "prepared_call", "roles"]
+__all__ = ["ARRAY", "CONSTANT", "NUMBER", "VALUE", "is_left_to_compute", "prepared_call", "roles"]
 
 #: Calls that are kept for each node.
 _KEPT = 64
@@ -73,6 +74,21 @@ class _Calls:
 _calls: WeakKeyDictionary[Apply, _Calls] = WeakKeyDictionary()
 
 
+def is_left_to_compute(node: Apply) -> bool:
+    """Return whether a node has run, and its Op prepared nothing for any operands so far.
+
+    Parameters
+    ----------
+    node : Apply
+        Node of a `GpuOp`.
+    """
+    calls = _calls.get(node)
+    if calls is None:
+        return False
+    with calls.lock:
+        return bool(calls.by_key) and not any(calls.by_key.values())
+
+
 def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
     """Return the prepared call of a node for values of its operands.
 
@@ -85,7 +101,7 @@ def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
     Returns
     -------
     PreparedCall or None
-        What the Op's ``prepare`` returns.
+        What the Op's ``prepare`` returns; None if it raises `DnnNotSupportedError`.
     """
     calls = _calls.get(node)
     if calls is None:
@@ -96,7 +112,11 @@ def prepared_call(node: Apply, inputs: Sequence[Any]) -> PreparedCall | None:
             calls.by_key.move_to_end(key)
             return calls.by_key[key]
     op: Any = node.op
-    call = op.prepare(node, *inputs)
+    try:
+        call = op.prepare(node, *inputs)
+    except DnnNotSupportedError:
+        # A kernel cannot copy an operand, for example. Whether anything else can, `compute` says.
+        call = None
     with calls.lock:
         calls.by_key[key] = call
         if len(calls.by_key) > _KEPT:

@@ -88,11 +88,12 @@ def native_thunk(node: Apply, storage_map: Any, compute_map: Any) -> Any:
     Returns
     -------
     callable or None
-        None if the Op does not prepare calls, if an operand has too many axes, if the flag
+        None if the Op does not prepare calls, if an array has too many axes, if the flag
         ``dnn.prepared_calls`` is False, or if the runtime library cannot be used.
     """
     op: Any = node.op
-    ranks = [x.type.ndim for x in node.inputs if isinstance(x.type, GpuArrayType)]
+    variables = (*node.inputs, *node.outputs)
+    ranks = [x.type.ndim for x in variables if isinstance(x.type, GpuArrayType)]
     if not op.prepares(node) or max(ranks, default=0) > MAX_NDIM:
         return None
     if not flag_value("dnn.prepared_calls"):

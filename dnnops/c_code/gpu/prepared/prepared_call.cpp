@@ -67,14 +67,16 @@ void read_kernel(PyObject *tuple, KernelStep &step) {
   }
 }
 
-// (allow_tf32, alpha, beta, three of (place, offset, dtype, shape, strides))
+// (allow_tf32, alpha, alpha_place, beta, beta_place, three of (place, offset, dtype, shape, strides))
 void read_product(PyObject *tuple, ProductStep &step) {
   step.allow_tf32 = integer(tuple, 0);
   step.alpha = real(tuple, 1);
-  step.beta = real(tuple, 2);
+  step.alpha_place = integer(tuple, 2);
+  step.beta = real(tuple, 3);
+  step.beta_place = integer(tuple, 4);
   std::memset(step.tensors, 0, sizeof step.tensors);
   for (int k = 0; k < 3; ++k) {
-    PyObject *const given = item(tuple, 3 + k), *const shape = item(given, 3), *const strides = item(given, 4);
+    PyObject *const given = item(tuple, 5 + k), *const shape = item(given, 3), *const strides = item(given, 4);
     step.places[k] = integer(given, 0);
     step.offsets[k] = integer(given, 1);
     step.tensors[k].dtype = integer(given, 2);

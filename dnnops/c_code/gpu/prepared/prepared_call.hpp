@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "../../abi/dnnops_runtime.h"
+#include "../../abi/dnnops_gpuarray.h"
 
 namespace dnnops {
 
@@ -54,9 +54,9 @@ inline PyObject *require(PyObject *object) {
 struct NewArray {
   Reference shape, dtype;  // the arguments of cupy.ndarray
   int64_t bytes = 0;
-  // A small array is kept for the next call, with its address, if nobody else holds it then.
+  // A small array is kept for the next call, if nobody else uses its memory then.
   Reference kept;
-  void *address = nullptr;
+  dnnops_state state = {};
 };
 
 // An operand or a new array, or a view of it that callables make one after the other.
@@ -81,6 +81,7 @@ struct KernelStep {
 struct ProductStep {
   int64_t allow_tf32 = 0;
   double alpha = 1, beta = 0;
+  int64_t alpha_place = -1, beta_place = -1;  // the operand on the host that is the factor in each call, or -1
   int64_t places[3], offsets[3];
   dnnops_tensor tensors[3];  // without addresses
 };
@@ -89,6 +90,12 @@ struct Step {
   bool is_product = false;
   KernelStep kernel;
   ProductStep product;
+};
+
+// A view of an operand, with the layout that it was made with.
+struct KeptView {
+  Reference view;
+  dnnops_state state;
 };
 
 struct PreparedCall {
@@ -100,7 +107,7 @@ struct PreparedCall {
   Reference source;  // the tuple that this was read from; it holds the kernels
   // The array that the results are views of, if they are kept.
   Reference viewed;
-  std::vector<Reference> kept_views;
+  std::vector<KeptView> kept_views;
 };
 
 // Reads what PreparedCall.encoded() of dnnops/gpuarray/prepared/call.py returns; None stands for a call in Python.

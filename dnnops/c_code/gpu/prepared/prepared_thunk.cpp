@@ -44,7 +44,7 @@ struct PreparedThunk {
   int64_t device = 0;
   // Whether results are views of the only operand that is not a constant, and may be kept with it.
   bool keeps_views = false;
-  std::vector<std::unique_ptr<PreparedCall>> calls;
+  std::vector<std::unique_ptr<PreparedCall>> calls;  // the latest one is the last one
   PreparedCall *last = nullptr;
   void *kept_stream = nullptr;
   // Of the current call.
@@ -148,8 +148,12 @@ PreparedCall &find_call(PreparedThunk &thunk) {
   if (thunk.last && thunk.last->key == thunk.key) return *thunk.last;
   if (thunk.last) forget_arrays(*thunk.last);
   thunk.last = nullptr;
-  for (size_t i = 0; i < thunk.calls.size(); ++i)
-    if (thunk.calls[i]->key == thunk.key) return *(thunk.last = thunk.calls[i].get());
+  const auto found = std::find_if(thunk.calls.begin(), thunk.calls.end(),
+                                  [&](const std::unique_ptr<PreparedCall> &call) { return call->key == thunk.key; });
+  if (found != thunk.calls.end()) {
+    std::rotate(found, found + 1, thunk.calls.end());
+    return *(thunk.last = thunk.calls.back().get());
+  }
   const Reference encoded(require(PyObject_CallOneArg(thunk.prepare.get(), values_of(thunk).get())));
   if (thunk.calls.size() >= KEPT_CALLS) thunk.calls.erase(thunk.calls.begin());
   try {
@@ -163,11 +167,25 @@ PreparedCall &find_call(PreparedThunk &thunk) {
 // Whether the node may keep results and views for its next call; see dnnops/runtime/keeping.py.
 bool may_keep() { return !*dnnops_py.not_keeping; }
 
-// Whether nobody else holds an array or a view that a call keeps: only the call, and cells whose value it is.
-bool is_unused(const PreparedThunk &thunk, PyObject *kept) {
+// The references to an array or a view that a call keeps, if nobody else holds it: those of the call, and of cells
+// whose value it is.
+Py_ssize_t own_references(const PreparedThunk &thunk, PyObject *kept) {
   Py_ssize_t references = 1;
   for (const Reference &cell : thunk.outputs) references += PyList_GET_ITEM(cell.get(), 0) == kept;
-  return Py_REFCNT(kept) <= references;
+  return references;
+}
+
+bool is_free(const PreparedThunk &thunk, const NewArray &array) {
+  PyObject *const kept = array.kept.get();
+  return kept && dnnops_state_is_new(kept, own_references(thunk, kept), &array.state);
+}
+
+// Others may share a view's memory, which is the operand's. Who holds the view may have set its shape.
+bool is_free(const PreparedThunk &thunk, const KeptView &kept) {
+  PyObject *const view = kept.view.get();
+  dnnops_state now;
+  return Py_REFCNT(view) <= own_references(thunk, view) && dnnops_state_read(view, 0, &now) &&
+         dnnops_same_layout(&now, &kept.state);
 }
 
 // Allocates the new arrays of a call, or takes those of the last call.
@@ -180,9 +198,9 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
   thunk.kept_stream = stream;
   for (size_t i = 0; i < call.arrays.size(); ++i) {
     NewArray &array = call.arrays[i];
-    if (array.kept && is_unused(thunk, array.kept.get())) {
+    if (is_free(thunk, array)) {
       arrays.push_back(Reference::to(array.kept.get()));
-      thunk.addresses.push_back(static_cast<char *>(array.address));
+      thunk.addresses.push_back(static_cast<char *>(array.state.tensor.data));
       continue;
     }
     array.kept = Reference();
@@ -191,10 +209,8 @@ std::vector<Reference> allocate(PreparedThunk &thunk, PreparedCall &call, void *
     dnnops_tensor tensor;
     if (dnnops_gpuarray_read(arrays.back().get(), 0, &tensor) < 0) throw NotFromC();
     thunk.addresses.push_back(static_cast<char *>(tensor.data));
-    if (keeps && array.bytes <= DNNOPS_KEPT_BYTES) {
+    if (keeps && array.bytes <= DNNOPS_KEPT_BYTES && dnnops_state_read(arrays.back().get(), 0, &array.state))
       array.kept = Reference::to(arrays.back().get());
-      array.address = tensor.data;
-    }
   }
   return arrays;
 }
@@ -220,6 +236,18 @@ void fill_in(const PreparedThunk &thunk, KernelStep &step) {
   }
 }
 
+// Reads a factor of a product, if it is an operand.
+void read_factor(const PreparedThunk &thunk, int64_t place, double &factor) {
+  if (place < 0) return;
+  factor = PyFloat_AsDouble(thunk.values[place].get());
+  if (factor == -1 && PyErr_Occurred()) throw NotFromC();
+}
+
+void fill_in(const PreparedThunk &thunk, ProductStep &step) {
+  read_factor(thunk, step.alpha_place, step.alpha);
+  read_factor(thunk, step.beta_place, step.beta);
+}
+
 int run_product(const PreparedThunk &thunk, const ProductStep &step, void *stream) {
   dnnops_tensor tensors[3];
   std::memcpy(tensors, step.tensors, sizeof tensors);
@@ -237,8 +265,12 @@ int run_kernel(KernelStep &step, void *stream) {
 
 void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
   if (call.steps.empty()) return;
-  for (Step &step : call.steps)
-    if (!step.is_product) fill_in(thunk, step.kernel);
+  for (Step &step : call.steps) {
+    if (step.is_product)
+      fill_in(thunk, step.product);
+    else
+      fill_in(thunk, step.kernel);
+  }
   int status = 0;
   size_t launched = 0;
   // A product may wait for a lock whose holder waits for the interpreter.
@@ -252,7 +284,7 @@ void launch(PreparedThunk &thunk, PreparedCall &call, void *stream) {
   if (!status) return;
   dnnops_raise(status, dnnops_last_error());
   const bool has_started = launched || call.steps[launched].is_product;
-  if (has_started || (status != DNNOPS_NOT_SUPPORTED && status != DNNOPS_LIBRARY_ERROR)) throw PythonError();
+  if (has_started || status != DNNOPS_NOT_SUPPORTED) throw PythonError();
   // CuPy launches kernels in another way, which may work. Errors in a capture are no reason to do so from now on.
   if (may_keep()) call.runs_in_python = true;
   throw NotFromC();
@@ -277,22 +309,29 @@ std::vector<Reference> kept_views(const PreparedThunk &thunk, const PreparedCall
   if (!call.viewed) return found;
   for (size_t i = 0; i < thunk.operands.size(); ++i)
     if (thunk.operands[i].role == ARRAY && thunk.values[i].get() != call.viewed.get()) return found;
-  for (const Reference &view : call.kept_views)
-    if (!is_unused(thunk, view.get())) return found;
-  for (const Reference &view : call.kept_views) found.push_back(Reference::to(view.get()));
+  for (const KeptView &kept : call.kept_views)
+    if (!is_free(thunk, kept)) return found;
+  for (const KeptView &kept : call.kept_views) found.push_back(Reference::to(kept.view.get()));
   return found;
 }
 
+// Whether the memory that an array keeps allocated is small. It may be part of a larger one.
 bool is_small(PyObject *array) {
-  const Reference bytes(require(PyObject_GetAttrString(array, "nbytes")));
-  const long long count = PyLong_AsLongLong(bytes.get());
-  if (count == -1 && PyErr_Occurred()) throw PythonError();
-  return count <= DNNOPS_KEPT_BYTES;
+  try {
+    const Reference pointer(require(PyObject_GetAttr(array, dnnops_py.data)));
+    const Reference memory(require(PyObject_GetAttr(pointer.get(), dnnops_py.mem)));
+    const Reference bytes(require(PyObject_GetAttrString(memory.get(), "size")));
+    const long long count = PyLong_AsLongLong(bytes.get());
+    if (count == -1 && PyErr_Occurred()) throw PythonError();
+    return count <= DNNOPS_KEPT_BYTES;
+  } catch (const PythonError &) {
+    PyErr_Clear();
+    return false;
+  }
 }
 
 // Whether an array uses the memory of another one. A reshape that copies would be out of date in the next call.
 bool is_view_of(PyObject *array, PyObject *operand) {
-  if (array == operand) return true;
   const Reference base(require(PyObject_GetAttrString(array, "base")));
   if (base.get() == operand) return true;
   const Reference owner(require(PyObject_GetAttrString(operand, "base")));
@@ -306,12 +345,19 @@ void keep_views(const PreparedThunk &thunk, PreparedCall &call, const std::vecto
   PyObject *operand = nullptr;
   for (size_t i = 0; i < thunk.operands.size(); ++i)
     if (thunk.operands[i].role == ARRAY) operand = thunk.values[i].get();
-  // A larger array would take memory that its owner believes to have freed.
-  if (!operand || !is_small(operand)) return;
+  if (!operand) return;
+  // To return the operand itself takes no time.
   for (const Reference &result : results)
-    if (!is_view_of(result.get(), operand)) return;
+    if (result.get() == operand || !is_view_of(result.get(), operand)) return;
+  // A larger array would take memory that its owner believes to have freed.
+  if (!is_small(operand)) return;
+  std::vector<KeptView> views;
+  for (const Reference &result : results) {
+    views.push_back({Reference::to(result.get()), {}});
+    if (!dnnops_state_read(result.get(), 0, &views.back().state)) return;
+  }
   call.viewed = Reference::to(operand);
-  for (const Reference &result : results) call.kept_views.push_back(Reference::to(result.get()));
+  call.kept_views = std::move(views);
 }
 
 void run_in_python(const PreparedThunk &thunk) {
