@@ -9,7 +9,7 @@ import keyword
 import re
 from dataclasses import dataclass
 
-from dnnops.libcudnn import kinds
+from dnnops.libcudnn import kinds, results
 from dnnops.libcudnn.declarations import Declarations, Function, Type, Variable
 from dnnops.libcudnn.kinds import Kind
 
@@ -108,13 +108,13 @@ class _Sorter:
         if type_.base == "void":
             return self._void(name, variable)
         if _is_text(variable):
-            return kinds.Text(name, self._following(variable), "", "b", "")
+            return results.Text(name, self._following(variable), "", "b", "")
         code = self._code(type_.base)
         if type_.base in self.declared.structs:
             if type_.const:
                 return kinds.Struct(name, type_.base)
             count = self.count if "equested" in self.count else "1"
-            return kinds.NewStructs(name, count, self._limit(), type_.base)
+            return results.NewStructs(name, count, self._limit(), type_.base)
         if not code:
             return kinds.Anywhere(name)
         if type_.const:
@@ -122,12 +122,12 @@ class _Sorter:
         # Without a number of elements, a pointer and an array are different.
         if self._is_array(variable):
             enum = type_.base if type_.base in self.declared.enums else ""
-            return kinds.NewArray(name, self.count, self._limit(), code, enum)
+            return results.NewArray(name, self.count, self._limit(), code, enum)
         if self._requested(name):
-            return kinds.Returned(name)
+            return results.Returned(name)
         if type_.base in self.declared.enums:
-            return kinds.NewEnum(name, type_.base)
-        return kinds.NewNumber(name, code)
+            return results.NewEnum(name, type_.base)
+        return results.NewNumber(name, code)
 
     def _handle(self, name: str, variable: Variable) -> Kind:
         base, pointers = variable.type.base, variable.type.pointers
@@ -137,7 +137,7 @@ class _Sorter:
             return kinds.HandleOf(name, base, bool(optional))
         if variable.type.const:
             return kinds.Numbers(name, "P", self.count)
-        return kinds.NewHandle(name, base)
+        return results.NewHandle(name, base)
 
     def _value(self, name: str, variable: Variable) -> Kind:
         base = variable.type.base
@@ -155,13 +155,13 @@ class _Sorter:
 
     def _void(self, name: str, variable: Variable) -> Kind:
         if variable.type.pointers > 1:
-            return kinds.NewNumber(name, "Q")
+            return results.NewNumber(name, "Q")
         if _SCALES.match(name):
             return kinds.Scale(name, *self._scaled())
         if name in _ELEMENTS:
             data_type = next((n for n in self.names.values() if n == "dataType"), "")
             if self.function.name.startswith("cudnnGet"):
-                return kinds.NewElement(name, data_type)
+                return results.NewElement(name, data_type)
             return kinds.Element(name, data_type or self._scaled()[0], not data_type)
         if name == _ATTRIBUTES:
             return self._attribute(name, variable)
@@ -173,7 +173,7 @@ class _Sorter:
         words = f"{of_type[enum]}, {enum}, {self.count}"
         if variable.type.const:
             return kinds.AttributeIn(name, words)
-        return kinds.AttributeOut(name, words, "elementCount")
+        return results.AttributeOut(name, words, "elementCount")
 
     def _following(self, variable: Variable) -> str:
         """Return the name of the next parameter."""

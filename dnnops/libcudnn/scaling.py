@@ -39,9 +39,7 @@ class Scaling:
         """Return the function for filters with this descriptor."""
         out = _FILTER[:]
         at, _ = out.buffer_info()
-        self._symbols.cudnnGetFilterNdDescriptor(
-            filter_, _DIMENSIONS, at, at + 8, at + 16, at + 24
-        )
+        self._symbols.cudnnGetFilterNdDescriptor(filter_, _DIMENSIONS, at, at + 8, at + 16, at + 24)
         return _as_double if out[0] == _DOUBLE else _as_float
 
     def tensor_type(self, tensor: int) -> int:

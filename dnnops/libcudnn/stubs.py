@@ -11,7 +11,7 @@ from dnnops.libcudnn.source import aliases, destroyed_handle, field_type
 
 __all__ = ["write_stubs"]
 
-_HEAD = '''\
+_HEAD = """\
 # cuDNN {version}. Written by `python -m dnnops.libcudnn stubs`; changes are lost.
 from collections.abc import Sequence
 from ctypes import Structure, c_void_p
@@ -28,7 +28,7 @@ DeviceArray: TypeAlias = Any
 CudaObject: TypeAlias = Any
 # Elements of an attribute, or their address.
 Attributes: TypeAlias = Any
-'''
+"""
 
 
 def write_stubs(declared: Declarations) -> str:
