@@ -69,9 +69,7 @@ def _stored(name: str, headers: Path) -> Path:
     OSError, ValueError, DnnCacheError
         If the file cannot be written, or others could have written to it.
     """
-    from pytensor import config
-
-    path = Path(config.compiledir) / "dnnops" / name
+    path = _directory() / name
     if reason := files.distrust(path.parent, create=True):
         raise DnnCacheError(f"{path.parent} cannot be used: {reason}")
     try:
@@ -82,6 +80,12 @@ def _stored(name: str, headers: Path) -> Path:
     source = write_module(read_headers(headers))
     files.replace(path, f"# {_digest(source)}\n{source}")
     return path
+
+
+def _directory() -> Path:
+    from pytensor import config
+
+    return Path(config.compiledir) / "dnnops"
 
 
 def _is_intact(text: str) -> bool:

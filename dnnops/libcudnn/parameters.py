@@ -121,8 +121,11 @@ class _Sorter:
             return self._array(name, variable, code)
         # Without a number of elements, a pointer and an array are different.
         if self._is_array(variable):
+            count = str(variable.length or self.count)
+            if not count:
+                return kinds.Anywhere(name)
             enum = type_.base if type_.base in self.declared.enums else ""
-            return results.NewArray(name, self.count, self._limit(), code, enum)
+            return results.NewArray(name, count, self._limit(), code, enum)
         if self._requested(name):
             return results.Returned(name)
         if type_.base in self.declared.enums:

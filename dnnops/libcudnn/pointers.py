@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 from dnnops.errors import DnnTypeError, DnnValueError
@@ -216,6 +217,8 @@ def _pointer_of_capsule() -> Any:
 
 def _on_host(value: Any) -> bool:
     """Return whether an argument is memory of the host."""
+    if isinstance(value, Integral):  # NumPy's have the protocol of its arrays
+        return False
     if isinstance(value, _MEMORY) or hasattr(value, "__array_interface__"):
         return True
     where = getattr(value, "__dlpack_device__", None)
