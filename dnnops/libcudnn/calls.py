@@ -14,7 +14,7 @@ from dnnops.runtime.find import Library
 __all__ = ["Symbols", "text", "void_pointer"]
 
 # The type that modules compiled by cffi use, which understands declarations without pycparser. A
-# call through it takes half the time of one through ctypes, and checks the types of numbers.
+# call through it takes less time than one through ctypes, and checks that numbers fit.
 _ffi = FFI()
 
 
