@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import Any
 
+import numpy as np
+
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.libcudnn.calls import void_pointer
 from dnnops.libcudnn.handles import Handle, place
@@ -66,6 +68,9 @@ def as_attribute(
     """
     if isinstance(value, str):
         value = value.encode()
+    elif hasattr(value, "__array_interface__"):
+        # The elements of the array may have another type.
+        value = np.atleast_1d(value).tolist()
     elif isinstance(value, Handle | Enum | bool | float):
         value = [value]
     if isinstance(value, bytes):
@@ -128,6 +133,9 @@ class Attribute:
                 self.address = 0
         else:
             self.address = as_address(value, name)
+            size = count * struct.calcsize(self._code)
+            if getattr(value, "nbytes", size) < size:
+                raise DnnValueError(f"{place(name)} has {value.nbytes} bytes; expected {size}")
 
     def elements(self, count: int) -> Any:
         """Return the first elements: numbers, pairs, text or the descriptors that were given."""

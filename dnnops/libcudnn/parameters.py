@@ -40,8 +40,10 @@ _OPTIONAL = {
 #: Numbers of elements of arrays on the host that the integer before the array does not give.
 _COUNTS = {
     ("cudnnSetRNNDataDescriptor", "seqLengthArray"): "batchSize",
-    # Without batch and channels.
-    ("cudnnSetTensorTransformDescriptor", "foldA"): "nbDims - 2",
+    # They may be null, and folding leaves out batch and channels.
+    ("cudnnSetTensorTransformDescriptor", "padBeforeA"): "0 if padBeforeA is None else nbDims",
+    ("cudnnSetTensorTransformDescriptor", "padAfterA"): "0 if padAfterA is None else nbDims",
+    ("cudnnSetTensorTransformDescriptor", "foldA"): "0 if foldA is None else nbDims - 2",
 }
 #: Integers that give the number of elements of the arrays after them.
 _COUNTING = re.compile(r"nbDims|arrayLength|seqLengthArraySize")

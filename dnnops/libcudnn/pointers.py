@@ -55,7 +55,7 @@ def as_device(value: Any, name: str) -> int:
         return _known(value, name)
     try:
         return value.data.ptr  # the fastest, of CuPy's arrays
-    except AttributeError:
+    except (AttributeError, ValueError):  # NumPy's for dtypes that have no buffer
         pass
     address = _interface(value, name)
     if address is not None:
@@ -184,6 +184,8 @@ def _number(value: Any) -> int | None:
         return None
     with suppress(TypeError):
         return operator.index(value)
+    if hasattr(value, "__int__") and not hasattr(value, "__float__"):  # of NVIDIA's cuda-python
+        return int(value)
     address = getattr(value, "ptr", None)  # of CuPy's MemoryPointer
     return address if isinstance(address, int) else None
 

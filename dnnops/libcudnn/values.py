@@ -120,14 +120,17 @@ def as_numbers(value: Any, code: str, count: int, name: str) -> Any:
     DnnTypeError
         If an element is no integer.
     DnnValueError
-        If the sequence is too short, or an element does not fit into the type.
+        If the sequence is too short or null, or an element does not fit into the type.
     """
     if hasattr(value, "tolist"):  # of NumPy
         value = value.tolist()
     if isinstance(value, str | bytes):
         return (value.encode() if isinstance(value, str) else value) + bytes(1)
     if not isinstance(value, list | tuple | range):
-        return void_pointer(as_address(value, name))
+        address = as_address(value, name)
+        if not address and count > 0:
+            raise DnnValueError(f"{place(name)} is null; expected {count} elements")
+        return void_pointer(address)
     if len(value) < count:
         raise DnnValueError(f"{place(name)} has {len(value)} elements; expected {count}")
     try:

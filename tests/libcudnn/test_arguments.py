@@ -78,6 +78,11 @@ class Stream:
         return 0, ADDRESS
 
 
+class CudaPython:
+    def __int__(self) -> int:
+        return ADDRESS
+
+
 def test_handles():
     handle = Tensor(ADDRESS)
     assert as_handle(handle, Tensor, "x") is handle
@@ -156,6 +161,7 @@ def test_dlpack(device):
     [
         np.zeros(3),
         np.float32(1),
+        np.zeros(3, "datetime64[s]"),
         DlpackArray(np.zeros(3), 1),
         (ctypes.c_float * 3)(),
         b"abc",
@@ -207,6 +213,7 @@ def test_objects_of_cuda():
     address = ctypes.cast(callback, ctypes.c_void_p).value
     assert as_cuda_object(callback, "f") == address
     assert as_cuda_object(None, "s") == 0
+    assert as_cuda_object(CudaPython(), "s") == as_device(CudaPython(), "x") == ADDRESS
     assert as_cuda_object(CupyArray(), "s") == as_cuda_object(Stream(), "s") == ADDRESS
     with pytest.raises(DnnTypeError, match="wrap functions in cudnnCallback_t"):
         as_cuda_object(lambda: None, "f")
@@ -241,6 +248,9 @@ def test_arrays_of_numbers():
     assert int(as_numbers(ctypes.c_void_p(ADDRESS), "i", 2, "d") != 0)
     with pytest.raises(DnnValueError, match="d has 3 elements; expected 4"):
         as_numbers([1, 2, 3], "i", 4, "d")
+    with pytest.raises(DnnValueError, match="d is null; expected 1 elements"):
+        as_numbers(None, "i", 1, "d")
+    assert not as_numbers(None, "i", 0, "d")
     with pytest.raises(DnnTypeError, match=r"d is \[1, 2.5\]"):
         as_numbers([1, 2.5], "i", 2, "d")
     with pytest.raises(DnnValueError, match="d is "):
@@ -258,6 +268,8 @@ def test_elements():
 def test_attributes():
     kind = Type.CUDNN_TYPE_FRACTION
     assert as_attribute([(1, 2)], kind, Type, 1, "a") == struct.pack("2q", 1, 2)
+    values = np.array([1, 2], "int32")
+    assert as_attribute(values, Type.CUDNN_TYPE_INT64, Type, 2, "a") == struct.pack("2q", 1, 2)
     assert as_attribute("{}", Type.CUDNN_TYPE_CHAR, Type, 2, "a") == b"{}"
     assert as_attribute([Other.OTHER], 99, Type, 1, "a") == struct.pack("i", 0)  # an enum
     tensor = Tensor(ADDRESS)
@@ -278,6 +290,8 @@ def test_attributes():
     memory = Attribute(array, Type.CUDNN_TYPE_INT64, Type, 2, "a")
     assert memory.address == array.ctypes.data
     assert memory.elements(2) is array
+    with pytest.raises(DnnValueError, match="a has 16 bytes; expected 24"):
+        Attribute(array, Type.CUDNN_TYPE_INT64, Type, 3, "a")
 
 
 class Graph(Structure):

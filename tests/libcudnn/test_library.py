@@ -149,6 +149,21 @@ def test_sequences_and_single_elements():
             libcudnn.cudnnSetRNNDataDescriptor(data, FLOAT, 0, 4, 3, 8, [4, 2], None)
 
 
+@pytest.mark.gpu  # this descriptor needs CUDA's driver
+def test_arrays_that_may_be_null():
+    with libcudnn.cudnnCreateTensorTransformDescriptor() as transform:
+        libcudnn.cudnnSetTensorTransformDescriptor(transform, 4, 1, None, None, None, 0)
+        libcudnn.cudnnSetTensorTransformDescriptor(transform, 4, 1, (0, 1, 2, 3), None, (2, 2), 0)
+        result = libcudnn.cudnnGetTensorTransformDescriptor(transform, 4)
+        assert result[:2] == (1, (0, 1, 2, 3))
+
+
+def test_arrays_that_may_not_be_null(tensor):
+    """cuDNN would read from address zero."""
+    with pytest.raises(DnnValueError, match="dimA is null; expected 3 elements"):
+        libcudnn.cudnnSetTensorNdDescriptor(tensor, FLOAT, 3, None, None)
+
+
 def test_real_parameters():
     with libcudnn.cudnnCreateActivationDescriptor() as activation:
         libcudnn.cudnnSetActivationDescriptor(activation, 3, 1, 6)
