@@ -23,7 +23,6 @@ from typing import Any
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnCacheError, DnnValueError, DnnWarning
-from dnnops.plans import files
 from dnnops.plans.entry import (
     INVALID,
     MAX_ENTRY_BYTES,
@@ -37,6 +36,7 @@ from dnnops.plans.entry import (
     write_entry,
     write_export,
 )
+from dnnops.runtime import files
 
 __all__ = [
     "CacheFile",

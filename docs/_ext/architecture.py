@@ -39,7 +39,11 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("dnn", "names of Theano"),
         Component("link", "JAX, PyTorch"),
     ),
-    (Component("cpu", "oneDNN, BLAS, C++"), Component("gpu", "cuDNN, cuBLASLt, kernels")),
+    (
+        Component("cpu", "oneDNN, BLAS, C++"),
+        Component("gpu", "cuDNN, kernels"),
+        Component("libcudnn", "cuDNN's C API"),
+    ),
     (
         Component("nnet", "what is computed", ("mixed_precision",)),
         Component("gpuarray", "arrays on the GPU"),

@@ -19,8 +19,8 @@ import pytest
 
 from dnnops.errors import DnnCacheError
 from dnnops.plans import cache as module
-from dnnops.plans import files
 from dnnops.plans.cache import CachedChoice, PlanCache
+from dnnops.runtime import files
 from tests.plans.cached_plans import (
     CHOICE,
     KEY,

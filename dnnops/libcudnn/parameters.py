@@ -1,0 +1,226 @@
+"""What becomes of each parameter of a C function in Python: an argument, a result, or both.
+
+`classify` decides by type, and by the names in a few tables where the type does not tell.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from dataclasses import dataclass
+
+from dnnops.libcudnn import kinds, results
+from dnnops.libcudnn.declarations import Declarations, Function, Type, Variable
+from dnnops.libcudnn.kinds import Kind
+
+__all__ = ["classify"]
+
+#: Factors, which cuDNN reads from the host: ``alpha``, ``beta1``, ``alphaDgrid``, ...
+_SCALES = re.compile(r"(alpha|beta)(\d|[A-Z]|$)")
+#: Single elements of a tensor, which cuDNN reads from the host or writes to it.
+_ELEMENTS = {"valuePtr", "paddingFill"}
+#: Pointers that cuDNN passes on, or whose meaning another argument gives.
+_ANYWHERE = {"udata", "param", "ptr", "tag"}
+#: Elements of attributes, whose type another argument gives.
+_ATTRIBUTES = "arrayOfElements"
+#: Arrays of integers on the device, besides those whose name starts with ``dev``.
+_ON_DEVICE = {("cudnnCTCLoss_v8", name) for name in ("labels", "labelLengths", "inputLengths")}
+#: Descriptors that may be null: of tensors that a function may do without, and of dropout.
+_OPTIONAL = {
+    "zDesc": "Normalization",
+    "activationDesc": "Normalization",
+    "yDesc": "NormalizationBackward",
+    "dzDesc": "NormalizationBackward",
+    "hDesc": "RNN",
+    "cDesc": "RNN",
+    "dropoutDesc": "SetRNN",
+    "attnDropoutDesc": "",
+    "postDropoutDesc": "",
+}
+#: Numbers of elements of arrays on the host that the integer before the array does not give.
+_COUNTS = {
+    ("cudnnSetRNNDataDescriptor", "seqLengthArray"): "batchSize",
+    # They may be null, and folding leaves out batch and channels.
+    ("cudnnSetTensorTransformDescriptor", "padBeforeA"): "0 if padBeforeA is None else nbDims",
+    ("cudnnSetTensorTransformDescriptor", "padAfterA"): "0 if padAfterA is None else nbDims",
+    ("cudnnSetTensorTransformDescriptor", "foldA"): "0 if foldA is None else nbDims - 2",
+}
+#: Integers that give the number of elements of the arrays after them.
+_COUNTING = re.compile(r"nbDims|arrayLength|seqLengthArraySize")
+#: Names that generated functions use.
+_USED = {"bytes", "float", "int", "list", "tuple", "type"}
+_INTEGERS = {
+    "char": "b",
+    "int8_t": "b",
+    "uint8_t": "B",
+    "int": "i",
+    "int32_t": "i",
+    "unsigned": "I",
+    "unsigned int": "I",
+    "uint32_t": "I",
+    "long long": "q",
+    "int64_t": "q",
+    "unsigned long long": "Q",
+    "uint64_t": "Q",
+    "size_t": "Q",
+}
+_REALS = {"float": "f", "double": "d"}
+
+
+def classify(function: Function, declared: Declarations) -> list[Kind]:
+    """Return the kind of each parameter of a function.
+
+    Parameters
+    ----------
+    function : Function
+        The function.
+    declared : Declarations
+        What the headers declare.
+
+    Returns
+    -------
+    list of Kind
+    """
+    sorter = _Sorter(function, declared, {v.name: _safe(v.name) for v in function.parameters})
+    return [sorter.kind(variable) for variable in function.parameters]
+
+
+def _safe(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) or name in _USED else name
+
+
+def _is_text(variable: Variable) -> bool:
+    return variable.type == Type("char", 1)
+
+
+@dataclass
+class _Sorter:
+    function: Function
+    declared: Declarations
+    names: dict[str, str]
+    #: The last integer argument so far.
+    count: str = ""
+
+    def kind(self, variable: Variable) -> Kind:
+        name, type_ = self.names[variable.name], variable.type
+        if type_.base in self.declared.handles:
+            return self._handle(name, variable)
+        if type_.pointers == 0:
+            return self._value(name, variable)
+        if type_.base == "void":
+            return self._void(name, variable)
+        if _is_text(variable):
+            return results.Text(name, self._following(variable), "", "b", "")
+        code = self._code(type_.base)
+        if type_.base in self.declared.structs:
+            if type_.const:
+                return kinds.Struct(name, type_.base)
+            count = self.count if "equested" in self.count else "1"
+            return results.NewStructs(name, count, self._limit(), type_.base)
+        if not code:
+            return kinds.Anywhere(name)
+        if type_.const:
+            return self._array(name, variable, code)
+        # Without a number of elements, a pointer and an array are different.
+        if self._is_array(variable):
+            count = str(variable.length or self.count)
+            if not count:
+                return kinds.Anywhere(name)
+            enum = type_.base if type_.base in self.declared.enums else ""
+            return results.NewArray(name, count, self._limit(), code, enum)
+        if self._requested(name):
+            return results.Returned(name)
+        if type_.base in self.declared.enums:
+            return results.NewEnum(name, type_.base)
+        return results.NewNumber(name, code)
+
+    def _handle(self, name: str, variable: Variable) -> Kind:
+        base, pointers = variable.type.base, variable.type.pointers
+        if pointers == 0:
+            functions = _OPTIONAL.get(name)
+            optional = functions is not None and re.search(functions, self.function.name)
+            return kinds.HandleOf(name, base, bool(optional))
+        if variable.type.const:
+            return kinds.Numbers(name, "P", self.count)
+        return results.NewHandle(name, base)
+
+    def _value(self, name: str, variable: Variable) -> Kind:
+        base = variable.type.base
+        if base in self.declared.enums:
+            return kinds.EnumOf(name, base)
+        if base in _REALS:
+            return kinds.Real(name, base)
+        if base in _INTEGERS:
+            self.count = name
+            is_size = any(
+                self._following(v) == name for v in self.function.parameters if _is_text(v)
+            )
+            return (kinds.Size if is_size else kinds.Integer)(name, base)
+        return kinds.CudaObject(name)
+
+    def _void(self, name: str, variable: Variable) -> Kind:
+        if variable.type.pointers > 1:
+            return results.NewNumber(name, "Q")
+        if _SCALES.match(name):
+            return kinds.Scale(name, *self._scaled())
+        if name in _ELEMENTS:
+            data_type = next((n for n in self.names.values() if n == "dataType"), "")
+            if self.function.name.startswith("cudnnGet"):
+                return results.NewElement(name, data_type)
+            return kinds.Element(name, data_type or self._scaled()[0], not data_type)
+        if name == _ATTRIBUTES:
+            return self._attribute(name, variable)
+        return kinds.Anywhere(name) if name in _ANYWHERE else kinds.OnDevice(name)
+
+    def _attribute(self, name: str, variable: Variable) -> Kind:
+        of_type = {v.type.base: self.names[v.name] for v in self.function.parameters}
+        enum = "cudnnBackendAttributeType_t"
+        words = f"{of_type[enum]}, {enum}, {self.count}"
+        if variable.type.const:
+            return kinds.AttributeIn(name, words)
+        return results.AttributeOut(name, words, "elementCount")
+
+    def _following(self, variable: Variable) -> str:
+        """Return the name of the next parameter."""
+        return self.names[
+            self.function.parameters[self.function.parameters.index(variable) + 1].name
+        ]
+
+    def _scaled(self) -> tuple[str, bool]:
+        """Return the first descriptor of a tensor or, without one, of filters."""
+        for base in ("cudnnTensorDescriptor_t", "cudnnFilterDescriptor_t"):
+            for variable in self.function.parameters:
+                if variable.type.base == base and not variable.type.pointers:
+                    return self.names[variable.name], base == "cudnnTensorDescriptor_t"
+        return "0", True
+
+    def _array(self, name: str, variable: Variable, code: str) -> Kind:
+        if (
+            name.startswith("dev")
+            or variable.type.base in _REALS
+            or (self.function.name, name) in _ON_DEVICE
+        ):
+            return kinds.OnDevice(name)
+        count = self.count if _COUNTING.fullmatch(self.count) else "0"
+        return kinds.Numbers(name, code, _COUNTS.get((self.function.name, name), count))
+
+    def _code(self, base: str) -> str:
+        if base in self.declared.enums:
+            return "i"
+        if base in self.declared.callbacks or base.startswith("cuda"):
+            return "Q"
+        return _INTEGERS.get(base) or _REALS.get(base, "")
+
+    def _is_array(self, variable: Variable) -> bool:
+        return f"{variable.name}[" in self.function.signature.replace(" [", "[")
+
+    def _requested(self, name: str) -> bool:
+        return name.startswith("returned") and f"requested{name[8:]}" in self.names.values()
+
+    def _limit(self) -> str:
+        """Return the result that says how many elements of an array cuDNN sets."""
+        returned = (
+            self.count.removesuffix("Requested"),
+            self.count.replace("requested", "returned"),
+        )
+        return next((n for n in self.names.values() if n in returned and n != self.count), "")

@@ -1,0 +1,342 @@
+"""The functions of the installed cuDNN that need no device."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import pickle
+import re
+import timeit
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnnops import errors, libcudnn
+from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
+from dnnops.libcudnn.calls import Symbols
+from dnnops.libcudnn.declarations import Declarations, read_headers
+from dnnops.libcudnn.kinds import HandleOf, OnDevice
+from dnnops.libcudnn.loading import generated_module
+from dnnops.libcudnn.parameters import classify
+from dnnops.libcudnn.results import Returned
+from dnnops.runtime.find import find_cudnn
+
+pytestmark = pytest.mark.needs("cudnn")
+
+#: Values of enums.
+NCHW, FLOAT, DOUBLE = 0, 0, 1
+
+
+@pytest.fixture(scope="module")
+def declared() -> Declarations:
+    return read_headers(find_cudnn().include_dirs[0])
+
+
+@pytest.fixture
+def tensor() -> Iterator[Any]:
+    """Return the descriptor of a tensor of 2x3x4x5 floats."""
+    with libcudnn.cudnnCreateTensorDescriptor() as descriptor:
+        libcudnn.cudnnSetTensor4dDescriptor(descriptor, NCHW, FLOAT, 2, 3, 4, 5)
+        yield descriptor
+
+
+def test_every_function_and_enum_is_there(declared: Declarations):
+    """Compare with a simpler way to read the headers."""
+    texts = [
+        re.sub(r"/\*.*?\*/|//[^\n]*|^\s*#.*?(?<!\\)$", "", path.read_text(), flags=re.S | re.M)
+        for path in find_cudnn().include_dirs[0].glob("cudnn*.h")
+    ]
+    functions = set(re.findall(r"\b(cudnn\w+)\s*\([^()*]*(?:\*[^()]*)?\)\s*;", "".join(texts)))
+    enums = set(re.findall(r"typedef enum[^;}]*\}\s*(cudnn\w+)", "".join(texts)))
+    assert len(functions) > 200
+    assert functions == set(declared.functions)
+    assert enums == set(declared.enums) - {"libraryPropertyType"}
+    names = dir(libcudnn)
+    assert set(names) > functions | enums
+    assert [name for name in names if name[0] == "_"] == []
+    for name in functions:
+        function = getattr(libcudnn, name)
+        assert re.sub(r"\s+", "", f"{name}(") in re.sub(r"\s+", "", function.__doc__)
+        assert function.__module__ == "dnnops.libcudnn"
+
+
+def test_results_are_the_documented_outputs(declared: Declarations):
+    """What the headers document as an output is a result, an array, or a descriptor to fill."""
+    compared = 0
+    for function in declared.functions.values():
+        for kind, variable in zip(classify(function, declared), function.parameters, strict=True):
+            way = function.directions.get(variable.name)
+            if way in ("in", "out") and not isinstance(kind, HandleOf | OnDevice):
+                is_result = bool(kind.result) or isinstance(kind, Returned)
+                # Memory whose type another argument gives.
+                if kind.name not in ("param", "ptr", "tag"):
+                    assert is_result == (way == "out"), (function.name, kind)
+                    compared += 1
+    assert compared > 200 or not any(f.directions for f in declared.functions.values())
+
+
+def test_versions():
+    major, minor, patch = (libcudnn.cudnnGetProperty(kind) for kind in libcudnn.libraryPropertyType)
+    assert (major, minor, patch) == find_cudnn().version
+    assert libcudnn.cudnnGetVersion() == libcudnn.CUDNN_VERSION
+    assert libcudnn.cudnnGetErrorString(0) == "CUDNN_STATUS_SUCCESS"
+    for name in ("Graph", "Ops", "Cnn", "Adv"):
+        assert getattr(libcudnn, f"cudnn{name}VersionCheck")() is None
+
+
+def test_enums():
+    kind = libcudnn.cudnnTensorFormat
+    assert kind is libcudnn.cudnnTensorFormat_t
+    assert issubclass(kind, IntEnum)
+    assert kind["CUDNN_TENSOR_NCHW"] == kind.CUDNN_TENSOR_NCHW == 0
+    assert pickle.loads(pickle.dumps(kind(1))) is kind(1)
+
+
+def test_tensor_descriptors(tensor):
+    result = libcudnn.cudnnGetTensor4dDescriptor(tensor)
+    assert result == (FLOAT, 2, 3, 4, 5, 60, 20, 5, 1)
+    assert isinstance(result[0], libcudnn.cudnnDataType_t)
+    assert libcudnn.cudnnGetTensorSizeInBytes(tensor) == 480
+    shape, strides = np.array([2, 3, 4, 5, 6]), (360, 120, 30, 6, 1)
+    libcudnn.cudnnSetTensorNdDescriptor(tensor, DOUBLE, 5, shape, strides)
+    assert libcudnn.cudnnGetTensorNdDescriptor(tensor, 8) == (DOUBLE, 5, tuple(shape), strides)
+    # cuDNN says how many there are, even if it returns fewer.
+    assert libcudnn.cudnnGetTensorNdDescriptor(tensor, 2) == (DOUBLE, 5, (2, 3), (360, 120))
+    with pytest.raises(DnnValueError, match="nbDimsRequested is -1"):
+        libcudnn.cudnnGetTensorNdDescriptor(tensor, -1)
+
+
+def test_arguments_as_ctypes_and_keywords(tensor):
+    pointer = ctypes.c_void_p(tensor)
+    size = ctypes.c_int(7)
+    libcudnn.cudnnSetTensor4dDescriptor(
+        pointer, format=ctypes.c_int(NCHW), dataType=FLOAT, n=size, c=np.int64(3), h=1, w=1
+    )
+    assert libcudnn.cudnnGetTensor4dDescriptor(int(tensor))[1:3] == (7, 3)
+    strides = (ctypes.c_int * 3)(6, 3, 1)
+    libcudnn.cudnnSetTensorNdDescriptor(tensor, FLOAT, 3, (5, 2, 3), strides)
+    assert libcudnn.cudnnGetTensorNdDescriptor(tensor, 8)[3] == (6, 3, 1)
+
+
+def test_output_shapes(tensor):
+    with (
+        libcudnn.cudnnCreateFilterDescriptor() as filters,
+        libcudnn.cudnnCreateConvolutionDescriptor() as convolution,
+        libcudnn.cudnnCreatePoolingDescriptor() as pooling,
+    ):
+        libcudnn.cudnnSetFilter4dDescriptor(filters, FLOAT, NCHW, 8, 3, 3, 3)
+        assert libcudnn.cudnnGetFilterNdDescriptor(filters, 6)[2:] == (4, (8, 3, 3, 3))
+        libcudnn.cudnnSetConvolutionNdDescriptor(convolution, 2, (1, 1), (1, 2), (1, 1), 1, FLOAT)
+        shape = libcudnn.cudnnGetConvolution2dForwardOutputDim(convolution, tensor, filters)
+        assert shape == (2, 8, 4, 3)
+        arguments = (convolution, tensor, filters, 4)
+        assert libcudnn.cudnnGetConvolutionNdForwardOutputDim(*arguments) == shape
+        libcudnn.cudnnSetPooling2dDescriptor(pooling, 0, 0, 2, 2, 0, 0, 2, 2)
+        arguments = (pooling, tensor, 4)
+        assert libcudnn.cudnnGetPoolingNdForwardOutputDim(*arguments) == (2, 3, 2, 2)
+
+
+def test_sequences_and_single_elements():
+    with libcudnn.cudnnCreateRNNDataDescriptor() as data:
+        libcudnn.cudnnSetRNNDataDescriptor(data, FLOAT, 0, 4, 3, 8, [4, 2, 1], -1.5)
+        result = libcudnn.cudnnGetRNNDataDescriptor(data, 3)
+        assert result == (FLOAT, 0, 4, 3, 8, (4, 2, 1), -1.5)
+        with pytest.raises(DnnValueError, match="seqLengthArray has 2 elements; expected 3"):
+            libcudnn.cudnnSetRNNDataDescriptor(data, FLOAT, 0, 4, 3, 8, [4, 2], None)
+
+
+@pytest.mark.gpu  # this descriptor needs CUDA's driver
+def test_arrays_that_may_be_null():
+    with libcudnn.cudnnCreateTensorTransformDescriptor() as transform:
+        libcudnn.cudnnSetTensorTransformDescriptor(transform, 4, 1, None, None, None, 0)
+        libcudnn.cudnnSetTensorTransformDescriptor(transform, 4, 1, (0, 1, 2, 3), None, (2, 2), 0)
+        result = libcudnn.cudnnGetTensorTransformDescriptor(transform, 4)
+        assert result[:2] == (1, (0, 1, 2, 3))
+
+
+def test_arrays_that_may_not_be_null(tensor):
+    """cuDNN would read from address zero."""
+    with pytest.raises(DnnValueError, match="dimA is null; expected 3 elements"):
+        libcudnn.cudnnSetTensorNdDescriptor(tensor, FLOAT, 3, None, None)
+
+
+def test_real_parameters():
+    with libcudnn.cudnnCreateActivationDescriptor() as activation:
+        libcudnn.cudnnSetActivationDescriptor(activation, 3, 1, 6)
+        assert libcudnn.cudnnGetActivationDescriptor(activation) == (3, 1, 6.0)
+
+
+def set_convolution_attributes(convolution: Any) -> None:
+    """Set the attributes of a convolution in cuDNN's graph API, in every form of the elements."""
+
+    def set_attribute(name: str, kind: str, values: Any) -> None:
+        attribute = libcudnn.cudnnBackendAttributeName_t[f"CUDNN_ATTR_CONVOLUTION_{name}"]
+        type_ = libcudnn.cudnnBackendAttributeType_t[f"CUDNN_TYPE_{kind}"]
+        libcudnn.cudnnBackendSetAttribute(convolution, attribute, type_, len(values), values)
+
+    set_attribute("COMP_TYPE", "DATA_TYPE", [libcudnn.cudnnDataType(FLOAT)])
+    set_attribute("CONV_MODE", "CONVOLUTION_MODE", [1])
+    set_attribute("SPATIAL_DIMS", "INT64", [2])
+    set_attribute("DILATIONS", "INT64", np.array([1, 2]))
+    set_attribute("FILTER_STRIDES", "INT64", (3, 4))
+    set_attribute("PRE_PADDINGS", "INT64", range(5, 7))
+    with pytest.raises(errors.CudnnBadParamError, match="cudnnBackendSetAttribute returned"):
+        set_attribute("POST_PADDINGS", "FLOAT", [7.0, 8.0])
+    set_attribute("POST_PADDINGS", "INT64", [7, 8])
+
+
+def test_graph_api():
+    kind = libcudnn.cudnnBackendDescriptorType_t.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR
+    with libcudnn.cudnnBackendCreateDescriptor(kind) as convolution:
+        set_convolution_attributes(convolution)
+
+
+@pytest.mark.gpu  # finalizing loads CUDA's driver
+def test_finalized_graph_api():
+    kind = libcudnn.cudnnBackendDescriptorType_t.CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR
+    name = libcudnn.cudnnBackendAttributeName_t.CUDNN_ATTR_CONVOLUTION_DILATIONS
+    type_ = libcudnn.cudnnBackendAttributeType_t.CUDNN_TYPE_INT64
+    with libcudnn.cudnnBackendCreateDescriptor(kind) as convolution:
+        set_convolution_attributes(convolution)
+        libcudnn.cudnnBackendFinalize(convolution)
+        assert libcudnn.cudnnBackendGetAttribute(convolution, name, type_, 8) == (2, (1, 2))
+        memory = np.zeros(2, "int64")
+        libcudnn.cudnnBackendGetAttribute(convolution, name, type_, 2, memory)
+        assert list(memory) == [1, 2]
+
+
+def test_callback():
+    callback = libcudnn.cudnnCallback_t(lambda severity, data, debug, message: None)
+    former = libcudnn.cudnnGetCallback()
+    libcudnn.cudnnSetCallback(libcudnn.CUDNN_SEV_INFO_EN, None, callback)
+    address = ctypes.cast(callback, ctypes.c_void_p).value
+    assert libcudnn.cudnnGetCallback()[1:] == (0, address)
+    libcudnn.cudnnSetCallback(*former)
+
+
+def test_a_call_takes_microseconds(tensor):
+    """Including the calls of cuDNN. The bound is 3 us, and lenient here, where others compute."""
+    kinds = libcudnn.cudnnTensorFormat_t(NCHW), libcudnn.cudnnDataType_t(FLOAT)
+    for call in (
+        libcudnn.cudnnGetVersion,
+        lambda: libcudnn.cudnnSetTensor4dDescriptor(tensor, *kinds, 2, 3, 4, 5),
+        lambda: libcudnn.cudnnGetTensor4dDescriptor(tensor),
+    ):
+        assert min(timeit.repeat(call, number=1000, repeat=20)) / 1000 < 6e-6
+
+
+# --- Errors --------------------------------------------------------------------------------------
+
+
+def test_status_becomes_its_exception(tensor):
+    with pytest.raises(errors.CudnnBadParamError) as caught:
+        libcudnn.cudnnSetTensor4dDescriptor(tensor, NCHW, FLOAT, -2, 3, 4, 5)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.status == "CUDNN_STATUS_BAD_PARAM"
+    pattern = r"cudnnSetTensor4dDescriptor returned CUDNN_STATUS_BAD_PARAM \(.*n <= 0.*\)"
+    assert re.fullmatch(pattern, str(caught.value))
+
+
+@pytest.mark.needs("no gpu")
+def test_no_device():
+    with pytest.raises(errors.CudnnNotInitializedError, match="cudnnCreate returned"):
+        libcudnn.cudnnCreate()
+
+
+def test_every_status_has_an_exception(declared: Declarations):
+    """A table has those of a known version; a newer one's classes are made when they occur."""
+    statuses = libcudnn.cudnnStatus_t
+    for name, value in declared.enums["cudnnStatus_t"].items():
+        if value == 0:
+            continue
+        status = statuses(value).name  # a former name is an alias
+        kind = errors.cudnn_error(status, value)
+        words = name.removeprefix("CUDNN_STATUS_").replace("_", "").removesuffix("ERROR")
+        assert getattr(errors, kind.__name__) is kind
+        if name == status:
+            assert kind.__name__.upper() == f"CUDNN{words}ERROR"
+            assert kind.status == name
+        assert issubclass(kind, errors.DnnLibraryError)
+        # As the exceptions of Ops for the same statuses.
+        assert issubclass(kind, errors.DnnNotSupportedError) == (value // 1000 == 3)
+        assert issubclass(kind, errors.DnnMemoryError) == (value in (4003, 4004))
+        assert issubclass(kind, ValueError) == (value // 1000 == 2)
+    assert errors.CudnnAllocFailedError is errors.CudnnInternalErrorHostAllocationFailedError
+    with pytest.raises(AttributeError):
+        _ = errors.CudnnBadParmError
+
+
+def test_wrong_descriptors(tensor):
+    with libcudnn.cudnnCreateFilterDescriptor() as filters:
+        for wrong, error, message in (
+            (filters, DnnTypeError, "is a cudnnFilterDescriptor_t; expected a cudnnTensorDesc"),
+            (None, DnnValueError, "is null; expected a cudnnTensorDescriptor_t"),
+            (0, DnnValueError, "is null"),
+        ):
+            with pytest.raises(error, match=f"cudnnGetTensorSizeInBytes: tensorDesc {message}"):
+                libcudnn.cudnnGetTensorSizeInBytes(wrong)
+    with pytest.raises(DnnValueError, match="filterDesc is <destroyed cudnnFilterDescriptor_t"):
+        libcudnn.cudnnGetFilterSizeInBytes(filters)
+    with pytest.raises(DnnValueError, match="destroyed"):
+        libcudnn.cudnnDestroyFilterDescriptor(filters)
+
+
+def test_wrong_arguments_are_refused_before_the_call(tensor):
+    before = libcudnn.cudnnGetTensor4dDescriptor(tensor)
+    data_type = libcudnn.cudnnDataType_t
+    for arguments, error in (
+        ((data_type(0), FLOAT, 1, 1, 1, 1), DnnTypeError),
+        (("CUDNN_TENSOR_NCHW", FLOAT, 1, 1, 1, 1), DnnTypeError),
+        ((NCHW, FLOAT, 1.0, 1, 1, 1), DnnTypeError),
+        ((NCHW, FLOAT, tensor, 1, 1, 1), DnnTypeError),
+        ((NCHW, FLOAT, 1, 1, 1), TypeError),
+        ((NCHW, FLOAT, 2**31, 1, 1, 1), OverflowError),
+    ):
+        with pytest.raises(error):
+            libcudnn.cudnnSetTensor4dDescriptor(tensor, *arguments)
+    assert libcudnn.cudnnGetTensor4dDescriptor(tensor) == before
+
+
+def test_arrays_of_the_host_are_refused(tensor):
+    handle = libcudnn.cudnnHandle_t(1 << 20)  # the function must not be called with it
+    array = np.zeros((2, 3, 4, 5), "float32")
+    for x, y in ((array, None), (None, array)):
+        with pytest.raises(DnnTypeError, match="in the host's memory"):
+            libcudnn.cudnnSoftmaxForward(handle, 0, 0, 1.0, tensor, x, 0.0, tensor, y)
+    with pytest.raises(DnnTypeError, match="alpha is None"):
+        libcudnn.cudnnSoftmaxForward(handle, 0, 0, None, tensor, None, 0.0, tensor, None)
+
+
+def test_missing_symbol_is_an_error_of_the_call():
+    symbols = Symbols(find_cudnn(), {"cudnnFuture": "int(int)"})
+    with pytest.raises(DnnUnavailableError, match="has no function cudnnFuture"):
+        _ = symbols.cudnnFuture
+    with pytest.raises(AttributeError, match="nor has cuDNN"):
+        _ = libcudnn.cudnnFuture
+
+
+@pytest.mark.parametrize(("data_type", "code"), [(FLOAT, "<f4"), (DOUBLE, "<f8")])
+def test_factors_have_the_type_of_the_tensor(tensor, data_type, code):
+    scaling = generated_module()._scaling
+    libcudnn.cudnnSetTensor4dDescriptor(tensor, NCHW, data_type, 1, 1, 1, 1)
+    with libcudnn.cudnnCreateFilterDescriptor() as filters:
+        libcudnn.cudnnSetFilter4dDescriptor(filters, data_type, NCHW, 1, 1, 1, 1)
+        for scale in (scaling.of_tensor(tensor), scaling.of_filter(filters)):
+            for value in (1.5, np.float32(1.5), ctypes.c_double(1.5)):
+                assert np.frombuffer(scale(value, "alpha"), code) == 1.5
+            assert np.frombuffer(scale(2, "alpha"), code) == 2
+            pointer = scale(ctypes.byref(ctypes.c_float(1.5)), "alpha")
+            assert not isinstance(pointer, bytes)
+
+
+def test_descriptors_of_the_example():
+    path = Path(__file__).parents[2] / "examples" / "seeds" / "libcudnn_convolution.py"
+    spec = importlib.util.spec_from_file_location("libcudnn_convolution", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    assert (example.height_output, example.width_output) == (112, 112)
+    assert libcudnn.cudnnGetTensor4dDescriptor(example.Y_desc)[1:5] == (64, 128, 112, 112)
