@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors import numpy as format_
 
 from dnnops.errors import DnnValueError
-from dnnops.plans.files import replace
+from dnnops.runtime.files import replace
 
 __all__ = ["load", "save"]
 

@@ -13,7 +13,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops import layers, nnet, optim
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.plans import files
+from dnnops.runtime import files
 from tests.oracle import PERFORM_MODE
 
 
