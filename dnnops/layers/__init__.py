@@ -20,6 +20,7 @@ from dnnops.layers.activation import (
 )
 from dnnops.layers.attention import MultiHeadAttention, TransformerEncoderLayer
 from dnnops.layers.containers import Concat, Residual, Sequential
+from dnnops.layers.conversion import convert
 from dnnops.layers.convolution import (
     SpatialConvolution,
     SpatialFullConvolution,
@@ -123,6 +124,7 @@ __all__ = [
     "VolumetricMaxPooling",
     "VolumetricSoftMax",
     "constant",
+    "convert",
     "from_torch",
     "glorot_normal",
     "glorot_uniform",

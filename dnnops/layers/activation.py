@@ -27,6 +27,8 @@ __all__ = [
 
 
 class _Activation(Layer):
+    convertible = True
+
     def __init__(self, inplace: bool = False):
         super().__init__()
         self.inplace = switch(self._name(), "inplace", inplace)
@@ -65,6 +67,8 @@ class ClippedReLU(Layer):
     DnnTypeError, DnnValueError
         If an argument is invalid.
     """
+
+    convertible = True
 
     def __init__(self, ceiling: float, inplace: bool = False):
         super().__init__()
@@ -135,6 +139,7 @@ class SoftMax(Layer):
     """
 
     logarithm: ClassVar[bool] = False
+    convertible = True
 
     def __init__(self, fast_mode: bool = False):
         super().__init__()

@@ -66,7 +66,7 @@ class Container(Layer):
     def _lines(self, first: str) -> str:
         lines = [first, *(f"({i}): {_shown(layer)}" for i, layer in enumerate(self._layers, 1))]
         inner = "\n".join(lines).replace("\n", "\n  ")
-        return f"{self.library}.{self._name()}{self.describe()} {{\n  {inner}\n}}"
+        return f"{self.prefix()}.{self._name()}{self.describe()} {{\n  {inner}\n}}"
 
 
 def _shown(layer: Any) -> str:

@@ -28,6 +28,7 @@ class _Convolution(Layer):
     """
 
     transposed: ClassVar[bool] = False
+    convertible = True
     weight: Any
     bias: Any
 

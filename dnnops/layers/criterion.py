@@ -38,6 +38,7 @@ class CrossEntropyCriterion(Layer):
 
     #: Number of axes that a label has besides the batch.
     spatial: ClassVar[int] = 0
+    convertible = True
 
     def __init__(self, size_average: bool = True):
         super().__init__()

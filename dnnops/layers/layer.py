@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytensor
@@ -47,6 +47,9 @@ class Layer:
     training : bool
         Whether the layer computes what training needs: dropout, and normalization with the
         statistics of the batch. It is read when the layer is called. See :meth:`train`.
+    library : {'abstract', 'cudnn', 'onednn'}
+        Library that runs the layer; 'abstract' leaves the choice to the mode. See
+        `dnnops.layers.convert`.
     dtype : str
         Dtype of the parameters.
     rng : numpy.random.Generator
@@ -63,8 +66,8 @@ class Layer:
     ...         return x + self.second(nnet.relu(self.first(x)))
     """
 
-    #: What is printed before the name.
-    library = "nn"
+    #: Whether `dnnops.layers.convert` changes the layer.
+    convertible: ClassVar[bool] = False
 
     def __init__(self, dtype: str | None = None, rng: Any = None):
         name = pytensor.config.floatX if dtype is None else dtype
@@ -75,6 +78,8 @@ class Layer:
             )
         self.dtype = str(name)
         self.training = True
+        self.library = "abstract"
+        self._place: Callable[[list[Any], list[Any]], list[Any]] | None = None
         self.rng = generator(rng)
         self._parameters: dict[str, SharedVariable] = {}
         self._buffers: dict[str, SharedVariable] = {}
@@ -89,7 +94,28 @@ class Layer:
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         """Call :meth:`forward`."""
-        return self.forward(*inputs, **options)
+        found = self.forward(*inputs, **options)
+        if self._place is None:
+            return found
+        outputs = list(found) if isinstance(found, tuple) else [found]
+        given = [x for x in (*inputs, *options.values()) if isinstance(x, Variable)]
+        placed = self._place(outputs, given)
+        return tuple(placed) if isinstance(found, tuple) else placed[0]
+
+    def set_library(
+        self, library: str, place: Callable[[list[Any], list[Any]], list[Any]] | None
+    ) -> None:
+        """Let later calls build nodes of a library; `dnnops.layers.convert` calls this.
+
+        Parameters
+        ----------
+        library : {'abstract', 'cudnn', 'onednn'}
+            What is printed before the name; 'abstract' is printed as ``nn``.
+        place : callable
+            Function of outputs and inputs that returns the outputs, computed by the library.
+        """
+        self.library = library
+        self._place = None if library == "abstract" else place
 
     # Parameters
 
@@ -305,8 +331,12 @@ class Layer:
         """Return what is printed after the name, such as ``(3 -> 96, 11x11, 3,3)``."""
         return ""
 
+    def prefix(self) -> str:
+        """Return what is printed before the name: ``nn``, or the library of a converted layer."""
+        return "nn" if self.library == "abstract" else self.library
+
     def __repr__(self) -> str:
-        return f"{self.library}.{self._name()}{self.describe()}"
+        return f"{self.prefix()}.{self._name()}{self.describe()}"
 
 
 def _array(where: str, name: str, value: Any) -> np.ndarray:

@@ -59,6 +59,7 @@ class BatchNormalization(Layer):
 
     #: Number of dimensions of a batch.
     ndim: ClassVar[int] = 2
+    convertible = True
     weight: Any
     bias: Any
     running_mean: Any
@@ -297,6 +298,8 @@ class GroupNorm(Layer):
 
 
 class _Window(Layer):
+    convertible = True
+
     def __init__(self, size: int, alpha: float, beta: float, k: float):
         super().__init__()
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k

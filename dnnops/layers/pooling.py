@@ -22,6 +22,7 @@ class _Pooling(Layer):
     """Pooling over the last axes. Lengths are in the order of the axes: time, rows, columns."""
 
     mode: ClassVar[str]
+    convertible = True
 
     def __init__(self, kernel: tuple[Any, ...], stride: tuple[Any, ...], pad: tuple[Any, ...]):
         super().__init__()

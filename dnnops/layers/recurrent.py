@@ -65,6 +65,7 @@ class RNN(Layer):
 
     weight: Any
     default_mode: ClassVar[str] = "rnn_tanh"
+    convertible = True
 
     def __init__(
         self,

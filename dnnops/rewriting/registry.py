@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 
 import dnnops.cpu
 import dnnops.gpu
@@ -18,7 +19,7 @@ from dnnops.rewriting.move.lifters import register_lifter
 from dnnops.runtime.implementations import Implementation, implementations
 from dnnops.runtime.op import MAX_NDIM
 
-__all__ = ["cpu_implementation", "cpu_implementations"]
+__all__ = ["abstract_op", "cpu_implementation", "cpu_implementations", "is_abstract"]
 
 for _package in (dnnops.cpu, dnnops.gpu):
     # Not with pkgutil, which PyTensor does not import.
@@ -40,6 +41,22 @@ def cpu_implementation(node: Apply) -> Implementation | None:
     if entry is None or node.inputs[0].type.ndim > MAX_NDIM or not entry.when(node):
         return None
     return entry
+
+
+@cache
+def _abstract(device: Literal["cpu", "gpu"]) -> frozenset[type]:
+    return frozenset(entry.abstract for entry in implementations(device))
+
+
+def is_abstract(op: Op, device: Literal["cpu", "gpu"]) -> bool:
+    """Return whether an Op is abstract and has an implementation on a kind of device."""
+    return type(op) in _abstract(device)
+
+
+def abstract_op(op: Op) -> Any:
+    """Return the abstract Op that a CPU Op implements, or None if there is none."""
+    found = next((kind for kind in type(op).__mro__[1:] if kind in _abstract("cpu")), None)
+    return found and found(**{name: getattr(op, name) for name in found.__props__})
 
 
 def lift(

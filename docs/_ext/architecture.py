@@ -28,12 +28,12 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component("devtools", "new Ops"),
         Component("theano", "modules of Theano"),
     ),
+    (Component("layers", "modules with parameters"),),
     (
         Component("explanation", "what functions run"),
         Component("rewriting", "passes over graphs, and modes", ("modes",)),
     ),
-    (Component("capture", "CUDA graphs of functions"),),
-    (Component("layers", "modules with parameters"), Component("optim", "optimizers")),
+    (Component("capture", "CUDA graphs of functions"), Component("optim", "optimizers")),
     (
         Component("plans", "list, time, store"),
         Component("dnn", "names of Theano"),

@@ -25,7 +25,7 @@ from dnnops.rewriting.recognize.matching import Slot, match
 from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kept_sum_of
 from dnnops.runtime.op import MAX_NDIM
 
-__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax"]
+__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax", "softmax_axes"]
 
 
 def _is_softmax(view: View) -> bool:
@@ -37,7 +37,7 @@ def _is_softmax(view: View) -> bool:
 _GRADIENT = Slot("minuend") - Slot("softmax", _is_softmax) * Slot("sum", is_sum)
 
 
-def _axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
+def softmax_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | None:
     """Return the axes of a softmax in ascending order, or None if no library supports them."""
     if ndim > MAX_NDIM:
         return None
@@ -86,7 +86,7 @@ class LocalSoftmaxGrad(_OfDtypes):
         if found is None:
             return None
         minuend, sm = node.inputs[0], found["softmax"].variable
-        axis = _axes(sm.owner.op.axis, sm.type.ndim)
+        axis = softmax_axes(sm.owner.op.axis, sm.type.ndim)
         summand, summed = kept_sum_of(found["sum"]) or (None, None)
         if axis is None or summed != axis or summand is not minuend:
             return None
@@ -125,7 +125,7 @@ class LocalWholeSoftmax(_OfDtypes):
         if type(node.op) not in (Softmax, LogSoftmax):
             return None
         (x,) = node.inputs
-        axis = _axes(node.op.axis, x.type.ndim)
+        axis = softmax_axes(node.op.axis, x.type.ndim)
         if axis is None or not self.takes_dtype(x.type.dtype):
             return None
         log = type(node.op) is LogSoftmax
