@@ -19,6 +19,7 @@ __all__ = [
     "MAX_PARAMETER",
     "check_bounds",
     "check_int64",
+    "host_array",
     "int_tuple",
     "is_int",
     "is_sequence",
@@ -166,3 +167,35 @@ def is_sequence(value: Any) -> bool:
 def is_int(value: Any) -> bool:
     """Return whether `value` is a Python or NumPy integer, but not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def host_array(where: str, name: str, value: Any) -> np.ndarray:
+    """Return an array of numbers on the host.
+
+    Parameters
+    ----------
+    where, name : str
+        Names of the function and of the value, for error messages.
+    value : array_like
+        Value, which may also be a tensor of PyTorch or an array on a CUDA device.
+
+    Raises
+    ------
+    DnnTypeError
+        If `value` is no array of real numbers.
+    """
+    if hasattr(value, "detach"):  # PyTorch
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            value = value.double()  # NumPy has no bfloat16
+    elif hasattr(value, "__cuda_array_interface__"):
+        import cupy
+
+        value = cupy.asnumpy(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        raise DnnTypeError(f"{where}: {name} must be an array of numbers: {error}") from error
+    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
+        raise DnnTypeError(f"{where}: {name} must be an array of numbers, got {shown(value)}")
+    return array

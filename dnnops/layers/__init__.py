@@ -1,4 +1,4 @@
-"""Layers with the names and arguments of cudnn.torch, and what today's networks add.
+"""Layers with the names and arguments of cudnn.torch, plus layers of current networks.
 
 A layer holds its parameters as shared variables, and is called with symbolic variables. It builds
 an ordinary graph, so that the result works with `pytensor.function`, `pytensor.grad` and every
@@ -63,7 +63,7 @@ from dnnops.layers.pooling import (
     VolumetricAveragePooling,
     VolumetricMaxPooling,
 )
-from dnnops.layers.recurrent import BLSTM, GRU, LSTM, RNN, RNNReLU, RNNTanh
+from dnnops.layers.recurrent import BGRU, BLSTM, GRU, LSTM, RNN, RNNReLU, RNNTanh
 from dnnops.layers.spatial_transformer import (
     AffineGridGenerator,
     BilinearSampler,
@@ -72,6 +72,7 @@ from dnnops.layers.spatial_transformer import (
 from dnnops.layers.torch_weights import from_torch, to_torch
 
 __all__ = [
+    "BGRU",
     "BLSTM",
     "GELU",
     "GRU",

@@ -119,7 +119,7 @@ class GELU(Layer):
 
 
 class SoftMax(Layer):
-    """Softmax over all elements of an image, as ``cudnn.SoftMax``.
+    """Softmax over all elements of a vector or an image, as ``cudnn.SoftMax``.
 
     Parameters
     ----------
@@ -134,8 +134,8 @@ class SoftMax(Layer):
 
     Notes
     -----
-    ``forward(x)`` takes a vector, or a batch of any number of dimensions, whose first axis is the
-    batch.
+    ``forward(x)`` takes a vector or a batch of vectors, an image of shape (channels, rows, columns)
+    or a batch of images, or a batch of volumes.
     """
 
     logarithm: ClassVar[bool] = False
@@ -150,9 +150,12 @@ class SoftMax(Layer):
 
     def forward(self, x: Any) -> Any:
         x = as_tensor(f"{self._name()}: the input must be a tensor", x)
-        if x.type.ndim == 0:
-            raise DnnTypeError(f"{self._name()}: the input must have a dimension, got a scalar")
-        return self._softmax(x, tuple(range(1, x.type.ndim)) or 0)
+        if not 1 <= x.type.ndim <= 5:
+            raise DnnTypeError(
+                f"{self._name()}: the input must have 1 to 5 dimensions, got {x.type.ndim}"
+            )
+        first = 0 if x.type.ndim in (1, 3) else 1
+        return self._softmax(x, tuple(range(first, x.type.ndim)))
 
 
 class LogSoftMax(SoftMax):

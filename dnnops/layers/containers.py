@@ -43,9 +43,8 @@ class Container(Layer):
         return self
 
     def children(self) -> Iterator[tuple[str, Layer]]:
-        for number, layer in enumerate(self._layers):
-            if isinstance(layer, Layer):
-                yield str(number), layer
+        for name, layer in super().children():
+            yield name.removeprefix("_layers."), layer
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -56,12 +55,15 @@ class Container(Layer):
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> Container: ...
+    def __getitem__(self, index: slice) -> Sequential: ...
     def __getitem__(self, index: Any) -> Any:
-        """Return a child, or a container of the same type with some of them."""
+        """Return a child, or a `Sequential` with some of them."""
         if isinstance(index, slice):
-            return type(self)(*self._layers[index])
+            return Sequential(*self._layers[index])
         return self._layers[index]
+
+    def __bool__(self) -> bool:
+        return True
 
     def _lines(self, first: str) -> str:
         lines = [first, *(f"({i}): {_shown(layer)}" for i, layer in enumerate(self._layers, 1))]
@@ -122,11 +124,6 @@ class Concat(Container):
         self.axis = int(axis)
         super().__init__(*layers)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Concat(self.axis, *self._layers[index])
-        return super().__getitem__(index)
-
     def forward(self, x: Any) -> Any:
         return pt.concatenate([layer(x) for layer in self._layers], axis=self.axis)
 
@@ -159,11 +156,6 @@ class Residual(Sequential):
             raise DnnTypeError(f"Residual: shortcut must be a layer, got {shown(shortcut)}")
         super().__init__(*layers)
         self.shortcut = shortcut
-
-    def children(self) -> Iterator[tuple[str, Layer]]:
-        yield from super().children()
-        if isinstance(self.shortcut, Layer):
-            yield "shortcut", self.shortcut
 
     def forward(self, x: Any) -> Any:
         return super().forward(x) + (x if self.shortcut is None else self.shortcut(x))

@@ -35,7 +35,7 @@ _generator = np.random.default_rng()
 
 
 def seed(value: int) -> None:
-    """Seed the generator of all layers that are not given one.
+    """Seed the generator of all layers that are not given one, existing ones included.
 
     Parameters
     ----------
@@ -49,12 +49,11 @@ def seed(value: int) -> None:
     DnnValueError
         If `value` is negative.
     """
-    global _generator
     if not is_int(value):
         raise DnnTypeError(f"seed: value must be an int, got {shown(value)}")
     if value < 0:
         raise DnnValueError(f"seed: value must not be negative, got {value}")
-    _generator = np.random.default_rng(value)
+    _generator.bit_generator.state = np.random.default_rng(value).bit_generator.state
 
 
 def generator(rng: Any = None) -> np.random.Generator:
@@ -69,9 +68,11 @@ def generator(rng: Any = None) -> np.random.Generator:
         return _generator
     if isinstance(rng, np.random.Generator):
         return rng
-    if is_int(rng):
+    if is_int(rng) and rng >= 0:
         return np.random.default_rng(rng)
-    raise DnnTypeError(f"rng must be a numpy.random.Generator or a seed, got {shown(rng)}")
+    raise DnnTypeError(
+        f"rng must be a numpy.random.Generator or a non-negative seed, got {shown(rng)}"
+    )
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:

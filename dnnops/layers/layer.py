@@ -11,7 +11,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
-from dnnops.arguments import shown, switch
+from dnnops.arguments import host_array, shown, switch
 from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.layers import saving
@@ -25,8 +25,9 @@ class Layer:
 
     A subclass calls ``super().__init__()``, makes its parameters with :meth:`parameter` and
     :meth:`buffer`, and defines ``forward``, which takes and returns symbolic variables. Attributes
-    that are layers become its children, and so do the entries of attributes that are lists of
-    layers.
+    that are layers become its children, and so do layers in attributes that are lists, tuples or
+    dicts. Another shared variable may be assigned to a parameter, so that two layers share it;
+    None removes it.
 
     Parameters
     ----------
@@ -99,8 +100,9 @@ class Layer:
             return found
         outputs = list(found) if isinstance(found, tuple) else [found]
         given = [x for x in (*inputs, *options.values()) if isinstance(x, Variable)]
-        placed = self._place(outputs, given)
-        return tuple(placed) if isinstance(found, tuple) else placed[0]
+        placed = self._place([*outputs, *self._updates.values()], given)
+        self._updates = dict(zip(self._updates, placed[len(outputs) :], strict=True))
+        return tuple(placed[: len(outputs)]) if isinstance(found, tuple) else placed[0]
 
     def set_library(
         self, library: str, place: Callable[[list[Any], list[Any]], list[Any]] | None
@@ -119,7 +121,13 @@ class Layer:
 
     # Parameters
 
-    def parameter(self, name: str, shape: tuple[int, ...], initializer: Initializer) -> Any:
+    def parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        initializer: Initializer,
+        dtype: str | None = None,
+    ) -> Any:
         """Make a shared variable that is trained, and the attribute `name` for it.
 
         Parameters
@@ -130,29 +138,77 @@ class Layer:
             Static shape.
         initializer : callable
             Function of a generator and a shape that returns the initial value.
+        dtype : str, optional
+            Dtype, by default that of the layer.
 
         Returns
         -------
         SharedVariable
-        """
-        return self._add(self._parameters, name, initializer(self.rng, shape), shape)
 
-    def buffer(self, name: str, value: Any) -> Any:
+        Raises
+        ------
+        DnnTypeError
+            If `initializer` is not callable.
+        DnnValueError
+            If `name` is not an identifier, or is that of another attribute or method, or if the
+            initial value has another shape.
+        """
+        if not callable(initializer):
+            raise DnnTypeError(
+                f"{self._name()}: the initializer of {name} must be callable, "
+                f"got {shown(initializer)}"
+            )
+        shape = tuple(shape)
+        value = initializer(self.rng, shape)
+        return self._add(self._parameters, name, value, shape, dtype or self.dtype)
+
+    def buffer(self, name: str, value: Any, dtype: str | None = None) -> Any:
         """Make a shared variable that is stored but not trained; see :meth:`parameter`."""
-        return self._add(self._buffers, name, value, np.shape(value))
+        return self._add(self._buffers, name, value, np.shape(value), dtype or self.dtype)
 
     def _add(
-        self, kind: dict[str, SharedVariable], name: str, value: Any, shape: tuple[int, ...]
+        self,
+        kind: dict[str, SharedVariable],
+        name: str,
+        value: Any,
+        shape: tuple[int, ...],
+        dtype: str,
     ) -> Any:
-        array = np.asarray(value, dtype=self.dtype)
+        if not name.isidentifier() or getattr(self, name, None) is not None:
+            raise DnnValueError(f"{self._name()}: {name!r} cannot be the name of a parameter")
+        array = np.asarray(value, dtype=dtype)
         if array.shape != shape:
             raise DnnValueError(
                 f"{self._name()}: the initial value of {name} must have shape {shape}, "
                 f"got {array.shape}"
             )
-        kind[name] = pytensor.shared(array, name=name, shape=shape)
-        setattr(self, name, kind[name])
-        return kind[name]
+        variable = pytensor.shared(array, name=name, shape=shape)
+        setattr(self, name, variable)
+        kind[name] = variable
+        return variable
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for kind in (vars(self).get("_parameters"), vars(self).get("_buffers")):
+            if kind and name in kind:
+                self._replace(kind, name, value)
+        super().__setattr__(name, value)
+
+    def _replace(self, kind: dict[str, SharedVariable], name: str, value: Any) -> None:
+        """Register another variable, or None, that is assigned to a parameter."""
+        old = kind[name]
+        if value is None:
+            del kind[name]
+        elif isinstance(value, SharedVariable) and value.type.shape == old.type.shape:
+            kind[name] = value
+        else:
+            raise DnnValueError(
+                f"{self._name()}: {name} must be None or a shared variable of shape "
+                f"{old.type.shape}, got {shown(value)}"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # New running averages are variables of a graph.
+        return {**vars(self), "_updates": {}}
 
     def draw_seed(self) -> int:
         """Return a new seed for a random layer."""
@@ -164,12 +220,7 @@ class Layer:
         The entries of a list have the names ``list.0``, ``list.1`` and so on.
         """
         for name, value in vars(self).items():
-            if isinstance(value, Layer):
-                yield name, value
-            elif isinstance(value, list):
-                for number, entry in enumerate(value):
-                    if isinstance(entry, Layer):
-                        yield f"{name}.{number}", entry
+            yield from _layers_in(name, value)
 
     def modules(self) -> Iterator[tuple[str, Layer]]:
         """Yield this layer with an empty name, and all layers within it; each only once."""
@@ -186,14 +237,21 @@ class Layer:
 
     def _variables(self, kinds: tuple[str, ...]) -> dict[str, SharedVariable]:
         found: dict[str, SharedVariable] = {}
+        seen: set[SharedVariable] = set()
         for prefix, layer in self.modules():
             dot = f"{prefix}." if prefix else ""
             for kind in kinds:
-                found |= {dot + name: value for name, value in getattr(layer, kind).items()}
+                for name, value in getattr(layer, kind).items():
+                    if value not in seen:
+                        seen.add(value)
+                        found[dot + name] = value
         return found
 
     def named_parameters(self) -> dict[str, SharedVariable]:
-        """Return the trained shared variables by dotted name, those of all children included."""
+        """Return the trained shared variables by dotted name, those of all children included.
+
+        A variable that several layers share has the first of its names.
+        """
         return self._variables(("_parameters",))
 
     def parameters(self) -> list[SharedVariable]:
@@ -207,6 +265,7 @@ class Layer:
         flag = switch(self._name(), "mode", mode)
         for _, layer in self.modules():
             layer.training = flag
+            layer._updates = {}
         return self
 
     def eval(self) -> Self:
@@ -214,18 +273,26 @@ class Layer:
         return self.train(False)
 
     def updates(self) -> dict[SharedVariable, Variable]:
-        """Return the new running averages of the latest calls in training.
+        """Return the new running averages of the calls in training since :meth:`train` or `eval`.
 
-        A compiled training step applies them beside the updates of the parameters.
+        A compiled training step applies them beside the updates of the parameters. A layer that was
+        called twice updates its averages with both batches.
         """
         found: dict[SharedVariable, Variable] = {}
         for _, layer in self.modules():
             found |= layer._updates
         return found
 
+    def current(self, buffer: SharedVariable) -> Variable:
+        """Return the value of a buffer after the updates of earlier calls."""
+        return self._updates.get(buffer, buffer)
+
     def set_updates(self, updates: dict[SharedVariable, Variable]) -> None:
-        """Set what this layer adds to :meth:`updates`; ``forward`` calls this in training."""
-        self._updates = updates
+        """Add to what :meth:`updates` returns; ``forward`` calls this in training."""
+        self._updates = {
+            buffer: new.astype(buffer.type.dtype)  # type: ignore[attr-defined]
+            for buffer, new in {**self._updates, **updates}.items()
+        }
 
     # States
 
@@ -245,7 +312,7 @@ class Layer:
         """Set the values of :meth:`own_state`, whose shapes have been checked."""
         entries = self.state_entries()
         for name, value in state.items():
-            entries[name].set_value(value.astype(self.dtype))
+            entries[name].set_value(value.astype(entries[name].type.dtype))
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of all parameters and buffers by dotted name.
@@ -279,7 +346,7 @@ class Layer:
         where = f"{self._name()}.load_state_dict"
         if not isinstance(state, Mapping):
             raise DnnTypeError(f"{where}: state must be a mapping, got {shown(state)}")
-        arrays = {name: _array(where, name, value) for name, value in state.items()}
+        arrays = {name: host_array(where, name, value) for name, value in state.items()}
         wanted: dict[str, tuple[Layer, str, tuple[int, ...]]] = {}
         for prefix, layer in self.modules():
             for name, shape in layer.own_shapes().items():
@@ -304,7 +371,7 @@ class Layer:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file in the safetensors format.
 
-        The file is complete or not there: an interrupt leaves the former one.
+        The file is replaced atomically; if writing fails, the previous file is kept.
 
         Raises
         ------
@@ -339,13 +406,13 @@ class Layer:
         return f"{self.prefix()}.{self._name()}{self.describe()}"
 
 
-def _array(where: str, name: str, value: Any) -> np.ndarray:
-    """Return an entry of a state as an array on the host."""
-    if hasattr(value, "detach"):  # a tensor of PyTorch
-        value = value.detach().cpu()
-        if value.is_floating_point():
-            value = value.double()  # NumPy has no bfloat16
-    array = np.asarray(value.get() if hasattr(value, "__cuda_array_interface__") else value)
-    if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
-        raise DnnTypeError(f"{where}: {name} must be an array of numbers, got {shown(value)}")
-    return array
+def _layers_in(name: str, value: Any) -> Iterator[tuple[str, Layer]]:
+    """Yield the layers in the value of an attribute, with their names."""
+    if isinstance(value, Layer):
+        yield name, value
+    elif isinstance(value, (list, tuple)):
+        for number, entry in enumerate(value):
+            yield from _layers_in(f"{name}.{number}", entry)
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _layers_in(f"{name}.{key}", entry)

@@ -44,7 +44,7 @@ class BatchNormalization(Layer):
     affine : bool
         Whether to multiply by a weight and to add a bias that are trained.
     dtype
-        See `Layer`.
+        See `Layer`. With float16, parameters and averages are float32.
 
     Raises
     ------
@@ -80,27 +80,30 @@ class BatchNormalization(Layer):
         self.eps = number(where, "eps", eps, 0.0)
         self.momentum = number(where, "momentum", momentum, 0.0, 1.0)
         self.weight = self.bias = None
+        # Variances of float16 images overflow.
+        wide = "float32" if self.dtype == "float16" else self.dtype
         if switch(where, "affine", affine):
-            self.parameter("weight", (self.n_feature,), constant(1))
-            self.parameter("bias", (self.n_feature,), constant(0))
-        self.buffer("running_mean", np.zeros(self.n_feature))
-        self.buffer("running_var", np.ones(self.n_feature))
+            self.parameter("weight", (self.n_feature,), constant(1), wide)
+            self.parameter("bias", (self.n_feature,), constant(0), wide)
+        self.buffer("running_mean", np.zeros(self.n_feature), wide)
+        self.buffer("running_var", np.ones(self.n_feature), wide)
 
     def forward(self, x: Any) -> Any:
+        if self.training and self.ndim == 2 and as_tensor(self._name(), x).type.ndim == 1:
+            raise DnnTypeError(f"{self._name()}: training needs a batch, got a vector")
         return batched(self._name(), x, self.ndim, self._normalized)
 
     def _normalized(self, x: Any) -> Any:
-        if self.weight is None:
-            scale, shift = (
-                fill((self.n_feature,), dtype=self.dtype) for fill in (pt.ones, pt.zeros)
-            )
-        else:
-            scale, shift = self.weight, self.bias
+        scale, shift = self.weight, self.bias
+        if scale is None:
+            shape, dtype = (self.n_feature,), self.running_mean.type.dtype
+            scale, shift = pt.ones(shape, dtype=dtype), pt.zeros(shape, dtype=dtype)
         averages = self.running_mean, self.running_var
         if not self.training:
             return nnet.batch_normalization_test(
                 x, scale, shift, *averages, axes="spatial", epsilon=self.eps
             )
+        mean, variance = map(self.current, averages)
         out, _, _, *new = nnet.batch_normalization_train(
             x,
             scale,
@@ -108,8 +111,8 @@ class BatchNormalization(Layer):
             axes="spatial",
             epsilon=self.eps,
             running_average_factor=self.momentum,
-            running_mean=averages[0],
-            running_var=averages[1],
+            running_mean=mean,
+            running_var=variance,
         )
         self.set_updates(dict(zip(averages, new, strict=True)))
         return out
@@ -320,7 +323,7 @@ class SpatialCrossMapLRN(_Window):
         arguments when the layer is called.
     """
 
-    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
+    def __init__(self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0):
         super().__init__(size, alpha, beta, k)
 
     def forward(self, x: Any) -> Any:

@@ -10,13 +10,14 @@ import numpy as np
 import pytensor.tensor as pt
 
 from dnnops import nnet
-from dnnops.arguments import one_of, switch
+from dnnops.arguments import one_of, shown, switch
+from dnnops.errors import DnnValueError
 from dnnops.layers.images import size
 from dnnops.layers.initializers import Initializer, uniform
 from dnnops.layers.layer import Layer
 from dnnops.nnet.validate import as_tensor
 
-__all__ = ["BLSTM", "GRU", "LSTM", "RNN", "RNNReLU", "RNNTanh"]
+__all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNN", "RNNReLU", "RNNTanh"]
 
 #: The names of a direction's arrays in a state, those of PyTorch.
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
@@ -35,8 +36,8 @@ class RNN(Layer):
         Whether the batch is the first axis of the sequences, instead of the second.
     dropout : float
         Probability that dropout sets an input of the second or a later layer to zero in training.
-    mode : {'rnn_tanh', 'rnn_relu', 'lstm', 'gru'}
-        Type of the cells; see `dnnops.nnet.RNNBlock`.
+    mode : {'rnn_relu', 'rnn_tanh', 'lstm', 'gru'}
+        Type of the cells, only for `RNN` itself; see `dnnops.nnet.RNNBlock`.
     bidirectional : bool
         Whether each layer processes the sequences in both directions.
     proj_size : int
@@ -60,11 +61,11 @@ class RNN(Layer):
     Attributes
     ----------
     weight : SharedVariable
-        All parameters as one vector in cuDNN's order.
+        All parameters as one vector in cuDNN's order, the only entry of ``named_parameters()``.
     """
 
     weight: Any
-    default_mode: ClassVar[str] = "rnn_tanh"
+    default_mode: ClassVar[str] = "rnn_relu"
     convertible = True
 
     def __init__(
@@ -84,6 +85,8 @@ class RNN(Layer):
     ):
         super().__init__(dtype, rng)
         where = self._name()
+        if mode not in (None, self.default_mode) and type(self) is not RNN:
+            raise DnnValueError(f"{where}: the mode is {self.default_mode}, got {shown(mode)}")
         self.input_size = size(where, "input_size", input_size)
         self.bidirectional = switch(where, "bidirectional", bidirectional)
         self._block = nnet.RNNBlock(
@@ -199,7 +202,7 @@ class RNN(Layer):
     def describe(self) -> str:
         sizes = f"{self.input_size} -> {self._block.hidden_size}, {self._block.num_layers}"
         words = [sizes]
-        if self.bidirectional and not isinstance(self, BLSTM):
+        if self.bidirectional and not isinstance(self, _Bidirectional):
             words.append("bidirectional")
         if self._block.batch_first:
             words.append("batch first")
@@ -209,11 +212,11 @@ class RNN(Layer):
 class RNNReLU(RNN):
     """A recurrent network with relu, as ``cudnn.RNNReLU``; see `RNN`."""
 
-    default_mode = "rnn_relu"
-
 
 class RNNTanh(RNN):
     """A recurrent network with tanh, as ``cudnn.RNNTanh``; see `RNN`."""
+
+    default_mode = "rnn_tanh"
 
 
 class LSTM(RNN):
@@ -228,8 +231,8 @@ class GRU(RNN):
     default_mode = "gru"
 
 
-class BLSTM(LSTM):
-    """Long short-term memory in both directions, as ``cudnn.BLSTM``; see `RNN`."""
+class _Bidirectional(RNN):
+    """A network whose layers process the sequences in both directions."""
 
     def __init__(
         self,
@@ -240,5 +243,14 @@ class BLSTM(LSTM):
         dropout: float = 0.0,
         **options: Any,
     ):
-        options = {"bidirectional": True, **options}
+        if not options.setdefault("bidirectional", True):
+            raise DnnValueError(f"{self._name()}: bidirectional must be True")
         super().__init__(input_size, hidden_size, num_layers, batch_first, dropout, **options)
+
+
+class BLSTM(_Bidirectional, LSTM):
+    """Long short-term memory in both directions, as ``cudnn.BLSTM``; see `RNN`."""
+
+
+class BGRU(_Bidirectional, GRU):
+    """Gated recurrent units in both directions, as ``cudnn.BGRU``; see `RNN`."""

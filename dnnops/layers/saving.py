@@ -6,13 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
+from safetensors import SafetensorError, deserialize
 from safetensors import numpy as format_
 
 from dnnops.errors import DnnValueError
 from dnnops.runtime.files import replace
 
 __all__ = ["load", "save"]
+
+#: NumPy's dtypes of the format's. bfloat16 is the upper half of float32.
+DTYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U64": "<u8",
+    "U32": "<u4",
+    "U16": "<u2",
+    "U8": "u1",
+    "BOOL": "?",
+}
 
 
 def save(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -44,16 +61,27 @@ def load(path: str | Path) -> dict[str, np.ndarray]:
     Returns
     -------
     dict of str to ndarray
+        The arrays; those in bfloat16 as float32.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     DnnValueError
-        If the file is not a complete safetensors file.
+        If the file is not a complete safetensors file, or has an array of another dtype.
     """
     data = Path(path).read_bytes()
     try:
-        return format_.load(data)
+        entries = deserialize(data)
     except SafetensorError as error:
         raise DnnValueError(f"{path} is not a complete safetensors file: {error}") from error
+    found = {}
+    for name, entry in entries:
+        dtype = entry["dtype"]
+        if dtype not in DTYPES:
+            raise DnnValueError(f"{path}: {name} has the dtype {dtype}, which NumPy does not have")
+        array = np.frombuffer(entry["data"], DTYPES[dtype]).reshape(entry["shape"])
+        if dtype == "BF16":
+            array = (array.astype("<u4") << 16).view("<f4")
+        found[name] = array
+    return found

@@ -56,7 +56,7 @@ class BilinearSampler(Layer):
 
 
 class SpatialTransformer(Layer):
-    """Transform each image as another network tells.
+    """Apply to each image the affine transformation that a localization network predicts.
 
     Parameters
     ----------

@@ -20,6 +20,8 @@ def sgd(
     momentum: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
+    *,
+    name: str = "",
 ) -> Updates:
     """Stochastic gradient descent, with momentum or Nesterov's momentum.
 
@@ -42,6 +44,8 @@ def sgd(
         Whether to use Nesterov's momentum.
     weight_decay : float
         Non-negative factor of the penalty of large parameters.
+    name : str
+        What the names of the states begin with, to tell optimizers apart whose updates are joined.
 
     Returns
     -------
@@ -70,20 +74,20 @@ def sgd(
     penalty = number(where, "weight_decay", weight_decay, 0.0)
     if switch(where, "nesterov", nesterov) and not decay:
         raise DnnValueError(f"{where}: nesterov needs a momentum")
-    step = Step(where, loss, parameters, learning_rate)
-    for (name, p), g in zip(step.parameters.items(), step.gradients, strict=True):
+    step = Step(where, loss, parameters, learning_rate, name)
+    for (key, p), g in zip(step.parameters.items(), step.gradients, strict=True):
         g = _penalized(step, p, g, penalty)
         if decay:
-            velocity = step.slot("momentum", name)
+            velocity = step.slot("momentum", key)
             new = step.number(decay, p) * velocity + g
             step.set(velocity, new)
             g = g + step.number(decay, p) * new if nesterov else new
-        step.set(p, p - step.number(step.rate, p) * g)
+        step.set(p, step.wide(p) - step.number(step.rate, p) * g)
     return step.updates
 
 
 def _penalized(step: Step, p: Any, g: Any, penalty: float) -> Any:
-    return g + step.number(penalty, p) * p if penalty else g
+    return g + step.number(penalty, p) * step.wide(p) if penalty else g
 
 
 def adam(
@@ -93,6 +97,8 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    *,
+    name: str = "",
 ) -> Updates:
     """Adam, with bias correction.
 
@@ -104,7 +110,7 @@ def adam(
         Decays of the averages of gradients and of their squares, each less than 1.
     eps : float
         Non-negative number added to the root of the average square.
-    weight_decay : float
+    weight_decay, name
         See `sgd`.
 
     Returns
@@ -124,7 +130,7 @@ def adam(
     ----------
     Kingma and Ba, Adam: A Method for Stochastic Optimization (2015).
     """
-    return _adam("adam", loss, parameters, learning_rate, betas, eps, weight_decay, False)
+    return _adam("adam", loss, parameters, learning_rate, betas, eps, weight_decay, False, name)
 
 
 def adamw(
@@ -134,6 +140,8 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
+    *,
+    name: str = "",
 ) -> Updates:
     """Adam with decoupled weight decay: ``p -= learning_rate * weight_decay * p`` in each step.
 
@@ -147,7 +155,7 @@ def adamw(
     ----------
     Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019).
     """
-    return _adam("adamw", loss, parameters, learning_rate, betas, eps, weight_decay, True)
+    return _adam("adamw", loss, parameters, learning_rate, betas, eps, weight_decay, True, name)
 
 
 def _adam(
@@ -159,6 +167,7 @@ def _adam(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    name: str,
 ) -> Updates:
     try:
         first, second = betas
@@ -167,21 +176,21 @@ def _adam(
     b1, b2 = (_decay(where, "betas", beta) for beta in (first, second))
     least = number(where, "eps", eps, 0.0)
     penalty = number(where, "weight_decay", weight_decay, 0.0)
-    step = Step(where, loss, parameters, learning_rate)
+    step = Step(where, loss, parameters, learning_rate, name)
     n = step.count() + 1
     # As scalars on the host, once for all parameters.
     size = step.rate / (1 - b1**n)
     correction = 1 / pt.sqrt(1 - b2**n)
-    for (name, p), g in zip(step.parameters.items(), step.gradients, strict=True):
-        mean, square = step.slot("mean", name), step.slot("square", name)
+    for (key, p), g in zip(step.parameters.items(), step.gradients, strict=True):
+        mean, square = step.slot("mean", key), step.slot("square", key)
         if not decoupled:
             g = _penalized(step, p, g, penalty)
         new_mean = step.number(b1, p) * mean + step.number(1 - b1, p) * g
-        new_square = step.number(b2, p) * square + step.number(1 - b2, p) * g**2
+        new_square = step.number(b2, p) * square + step.number(1 - b2, p) * pt.sqr(g)
         root = pt.sqrt(new_square) * step.number(correction, p) + step.number(least, p)
-        kept = p
+        kept = step.wide(p)
         if decoupled and penalty:
-            kept = p * step.number(1 - step.rate * penalty, p)
+            kept = kept * step.number(1 - step.rate * penalty, p)
         step.set(mean, new_mean)
         step.set(square, new_square)
         step.set(p, kept - step.number(size, p) * new_mean / root)
@@ -204,12 +213,14 @@ def rmsprop(
     weight_decay: float = 0.0,
     momentum: float = 0.0,
     centered: bool = False,
+    *,
+    name: str = "",
 ) -> Updates:
     """Divide gradients by the root of the average of their squares.
 
     Parameters
     ----------
-    loss, parameters, learning_rate, weight_decay
+    loss, parameters, learning_rate, weight_decay, name
         See `sgd`.
     alpha : float
         Decay of the averages, less than 1.
@@ -243,22 +254,23 @@ def rmsprop(
     penalty = number(where, "weight_decay", weight_decay, 0.0)
     decay = number(where, "momentum", momentum, 0.0, 1.0)
     centered = switch(where, "centered", centered)
-    step = Step(where, loss, parameters, learning_rate)
-    for (name, p), g in zip(step.parameters.items(), step.gradients, strict=True):
+    step = Step(where, loss, parameters, learning_rate, name)
+    for (key, p), g in zip(step.parameters.items(), step.gradients, strict=True):
         g = _penalized(step, p, g, penalty)
-        square = step.slot("square", name)
-        new_square = step.number(a, p) * square + step.number(1 - a, p) * g**2
+        square = step.slot("square", key)
+        new_square = step.number(a, p) * square + step.number(1 - a, p) * pt.sqr(g)
         step.set(square, new_square)
         variance = new_square
         if centered:
-            mean = step.slot("mean", name)
+            mean = step.slot("mean", key)
             new_mean = step.number(a, p) * mean + step.number(1 - a, p) * g
             step.set(mean, new_mean)
-            variance = new_square - new_mean**2
+            # Both are averages of rounded numbers, so the difference can be negative.
+            variance = pt.maximum(new_square - pt.sqr(new_mean), step.number(0, p))
         change = g / (pt.sqrt(variance) + step.number(least, p))
         if decay:
-            velocity = step.slot("momentum", name)
+            velocity = step.slot("momentum", key)
             change = step.number(decay, p) * velocity + change
             step.set(velocity, change)
-        step.set(p, p - step.number(step.rate, p) * change)
+        step.set(p, step.wide(p) - step.number(step.rate, p) * change)
     return step.updates

@@ -11,8 +11,8 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
-from dnnops.arguments import number, shown
-from dnnops.dtypes import numpy_dtype
+from dnnops.arguments import host_array, number, shown
+from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray import shared as shared_on_gpu
@@ -27,7 +27,8 @@ Rate = float | Variable | Schedule
 class Updates(dict[SharedVariable, Any]):
     """New values of shared variables, for the argument `updates` of `pytensor.function`.
 
-    ``updates | net.updates()`` adds the running averages of a network.
+    ``updates | net.updates()`` adds the running averages of a network, and ``updates | others`` the
+    step of another optimizer, for other parameters.
 
     Attributes
     ----------
@@ -40,9 +41,33 @@ class Updates(dict[SharedVariable, Any]):
         self.state: dict[str, SharedVariable] = {}
 
     def __or__(self, other: Any) -> Updates:  # type: ignore[override]
+        """Join updates.
+
+        Raises
+        ------
+        DnnValueError
+            If both update the same variable, or have states of the same name. The argument `name`
+            of an optimizer makes its names different.
+        """
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        twice = [str(variable) for variable in other if variable in self]
+        state = getattr(other, "state", {})
+        same = sorted(name for name in state if name in self.state)
+        if twice or same:
+            what = f"update the same variables: {twice}" if twice else f"have states named {same}"
+            raise DnnValueError(
+                f"Updates: both sides {what}; give one optimizer a name to tell states apart"
+            )
         joined = Updates({**self, **other})
-        joined.state = {**self.state, **getattr(other, "state", {})}
+        joined.state = {**self.state, **state}
         return joined
+
+    def __ror__(self, other: Any) -> Updates:  # type: ignore[override]
+        return Updates(other) | self if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> Updates:  # type: ignore[override, misc]
+        return self | other
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of the values of `state` by name, to store beside those of the network."""
@@ -59,15 +84,16 @@ class Updates(dict[SharedVariable, Any]):
         Raises
         ------
         DnnTypeError
-            If `state` is not a mapping.
+            If `state` is not a mapping, or a value is not an array of numbers.
         DnnValueError
-            If names or shapes differ. The message lists all of them, and nothing has been changed.
+            If names or shapes differ, or a number of steps is not an integer. The message lists all
+            of them, and nothing has been changed.
         """
         where = "Updates.load_state_dict"
         if not isinstance(state, Mapping):
             raise DnnTypeError(f"{where}: state must be a mapping, got {shown(state)}")
-        arrays = {name: np.asarray(value) for name, value in state.items()}
-        wanted = {name: np.shape(v.get_value()) for name, v in self.state.items()}
+        arrays = {name: host_array(where, name, value) for name, value in state.items()}
+        wanted = {name: _value(v).shape for name, v in self.state.items()}
         wrong = [f"{name} is missing" for name in wanted if name not in arrays]
         wrong += [f"{name} is unknown" for name in arrays if name not in wanted]
         wrong += [
@@ -75,14 +101,24 @@ class Updates(dict[SharedVariable, Any]):
             for name, shape in wanted.items()
             if name in arrays and arrays[name].shape != shape
         ]
+        if not wrong:
+            new = {name: arrays[name].astype(v.type.dtype) for name, v in self.state.items()}
+            wrong = [
+                f"{name} must be an integer, got {arrays[name]}"
+                for name, value in new.items()
+                if value.dtype.kind in "iu" and (value != arrays[name]).any()
+            ]
         if wrong:
             raise DnnValueError("\n  ".join([f"{where}: the state does not fit:", *wrong]))
         for name, variable in self.state.items():
-            variable.set_value(arrays[name].astype(variable.type.dtype))
+            variable.set_value(new[name])
 
 
 class Step:
     """What the optimizers share: parameters, gradients, the rate, and the variables of a state.
+
+    16-bit parameters are updated in float32, with a state in float32: their numbers have too few
+    digits and too small a range for squares of gradients.
 
     Parameters
     ----------
@@ -93,24 +129,31 @@ class Step:
     parameters : Layer, mapping of str to shared variable, or sequence of shared variables
     rate : number, scalar variable or schedule
         Learning rate.
+    name : str
+        What the names of states begin with.
 
     Attributes
     ----------
     parameters : dict of str to SharedVariable
     gradients : list of Variable
+        In the dtype of the computation.
     rate : float or Variable
     updates : Updates
     """
 
-    def __init__(self, where: str, loss: Any, parameters: Any, rate: Any):
+    def __init__(self, where: str, loss: Any, parameters: Any, rate: Any, name: str):
         self.where = where
+        if not isinstance(name, str):
+            raise DnnTypeError(f"{where}: name must be a string, got {shown(name)}")
+        self.prefix = f"{name}." if name else ""
         self.parameters = _named(where, parameters)
-        self.gradients = _gradients(where, loss, list(self.parameters.values()))
+        found = _gradients(where, loss, self.parameters)
+        self.gradients = [self.wide(g) for g in found]
         self.updates = Updates()
         self._count: Any = None
         if callable(rate) and not isinstance(rate, Variable):
             rate = rate(self.count())
-        elif not isinstance(rate, Variable):
+        if not isinstance(rate, Variable):
             rate = number(where, "learning_rate", rate, 0.0)
         elif rate.type.ndim:
             raise DnnTypeError(f"{where}: learning_rate must be a scalar, got {rate.type}")
@@ -120,35 +163,53 @@ class Step:
         """Return the number of steps before this one, a float64 scalar."""
         if self._count is None:
             self._count = pytensor.shared(np.array(0, dtype="int64"), name="step")
-            self.updates.state["step"] = self._count
+            self.updates.state[f"{self.prefix}step"] = self._count
             self.updates[self._count] = self._count + np.int64(1)
         return self._count.astype("float64")
 
     def slot(self, kind: str, name: str) -> SharedVariable:
         """Make a variable of zeros with the shape of a parameter, such as its momentum."""
         like = self.parameters[name]
-        current = like.get_value(borrow=True, return_internal_type=True)
-        value = np.zeros(current.shape, numpy_dtype(like.type.dtype))
-        options: dict[str, Any] = {"name": f"{kind}.{name}", "shape": like.type.shape}
+        value = np.zeros(_value(like).shape, _computed_in(like))
+        full = f"{self.prefix}{kind}.{name}"
+        options: dict[str, Any] = {"name": full, "shape": like.type.shape}
         if isinstance(like.type, GpuArrayType):
             made: Any = shared_on_gpu(value, device=like.type.device, **options)
         else:
             made = pytensor.shared(value, **options)
-        self.updates.state[f"{kind}.{name}"] = made
+        self.updates.state[full] = made
         return made
 
+    def wide(self, x: Any) -> Any:
+        """Return a parameter or a gradient in the dtype of the computation."""
+        dtype = _computed_in(x)
+        return x if dtype == x.type.dtype else pt.as_tensor_variable(x).astype(dtype)
+
     def number(self, x: Any, like: Any) -> Any:
-        """Return a number or a scalar variable in the dtype of another variable."""
+        """Return a number or a scalar variable in the dtype in which `like` is updated."""
         if isinstance(x, Variable):
-            return pt.cast(x, like.type.dtype)
-        return np.asarray(x, dtype=numpy_dtype(like.type.dtype))
+            return pt.cast(x, _computed_in(like))
+        return np.asarray(x, dtype=_computed_in(like))
 
     def set(self, variable: SharedVariable, value: Any) -> None:
         """Add the update of a variable."""
+        dtype = variable.type.dtype
+        if value.type.dtype != dtype and dtype != "bfloat16":  # types round to bfloat16
+            value = value.astype(dtype)
         self.updates[variable] = value
 
 
-def _named(where: str, parameters: Any) -> dict[str, SharedVariable]:
+def _value(variable: SharedVariable) -> Any:
+    """Return the value of a shared variable where it is, without a copy."""
+    return variable.get_value(borrow=True, return_internal_type=True)
+
+
+def _computed_in(x: Any) -> str:
+    """Return the dtype in which a parameter is updated."""
+    return "float64" if x.type.dtype == "float64" else "float32"
+
+
+def _named(where: str, parameters: Any) -> dict[str, Any]:
     """Return parameters by name; those of a sequence are numbered."""
     if hasattr(parameters, "named_parameters"):
         parameters = parameters.named_parameters()
@@ -159,24 +220,28 @@ def _named(where: str, parameters: Any) -> dict[str, SharedVariable]:
                 f"variables, got {shown(parameters)}"
             )
         parameters = {str(number): p for number, p in enumerate(parameters)}
+    if not parameters:
+        raise DnnValueError(f"{where}: there are no parameters")
     for name, parameter in parameters.items():
-        if not isinstance(parameter, SharedVariable):
+        dtype = getattr(getattr(parameter, "type", None), "dtype", None)
+        if not isinstance(parameter, SharedVariable) or dtype not in FLOAT_DTYPES:
             raise DnnTypeError(
-                f"{where}: parameter {name} must be a shared variable, got {shown(parameter)}"
+                f"{where}: parameter {name} must be a shared variable of floats, "
+                f"got {shown(parameter)}"
             )
     if len(set(parameters.values())) != len(parameters):
         raise DnnValueError(f"{where}: a parameter is given twice")
     return dict(parameters)
 
 
-def _gradients(where: str, loss: Any, parameters: list[SharedVariable]) -> list[Any]:
+def _gradients(where: str, loss: Any, parameters: dict[str, Any]) -> list[Any]:
     """Return the gradients of a loss, or those that were given."""
     if isinstance(loss, Variable):
-        if loss.type.ndim:
+        if getattr(loss.type, "ndim", None) != 0:
             raise DnnTypeError(
                 f"{where}: the loss must be a scalar, got {loss.type}; take its mean or sum"
             )
-        gradients: Any = pytensor.grad(loss, parameters)
+        gradients: Any = pytensor.grad(loss, list(parameters.values()))
         return list(gradients)
     if not isinstance(loss, Sequence):
         raise DnnTypeError(
@@ -185,6 +250,13 @@ def _gradients(where: str, loss: Any, parameters: list[SharedVariable]) -> list[
         )
     if len(loss) != len(parameters):
         raise DnnValueError(f"{where}: got {len(loss)} gradients for {len(parameters)} parameters")
+    for (name, parameter), gradient in zip(parameters.items(), loss, strict=True):
+        found = getattr(getattr(gradient, "type", None), "ndim", None)
+        if found != parameter.type.ndim:
+            raise DnnTypeError(
+                f"{where}: the gradient of parameter {name} must be a variable of "
+                f"{parameter.type.ndim} dimensions, got {shown(gradient)}"
+            )
     return list(loss)
 
 
@@ -200,12 +272,13 @@ def clip_by_norm(gradients: list[Any] | tuple[Any, ...], max_norm: Any) -> list[
     Returns
     -------
     list of Variable
-        The gradients, multiplied by ``min(1, max_norm / norm)``.
+        The gradients, multiplied by ``min(1, max_norm / norm)``. If an element is NaN, all are; if
+        the sum of squares overflows, they are 0.
 
     Raises
     ------
     DnnTypeError
-        If `gradients` is not a list or a tuple, or `max_norm` is not a number.
+        If `gradients` is not a list or a tuple of variables, or `max_norm` is not a number.
     DnnValueError
         If `max_norm` is negative or not finite.
 
@@ -214,15 +287,21 @@ def clip_by_norm(gradients: list[Any] | tuple[Any, ...], max_norm: Any) -> list[
     Pascanu, Mikolov and Bengio, On the Difficulty of Training Recurrent Neural Networks (2013).
     """
     where = "clip_by_norm"
-    if not isinstance(gradients, (list, tuple)):
-        raise DnnTypeError(f"{where}: gradients must be a list, got {shown(gradients)}")
+    if not isinstance(gradients, (list, tuple)) or not all(
+        isinstance(g, Variable) for g in gradients
+    ):
+        raise DnnTypeError(
+            f"{where}: gradients must be a list of variables, got {shown(gradients)}"
+        )
     if not isinstance(max_norm, Variable):
         max_norm = number(where, "max_norm", max_norm, 0.0)
+    elif max_norm.type.ndim:
+        raise DnnTypeError(f"{where}: max_norm must be a scalar, got {max_norm.type}")
     if not gradients:
         return []
     wide = "float64" if any(g.type.dtype == "float64" for g in gradients) else "float32"
-    norm = pt.sqrt(sum((pt.cast(g, wide) ** 2).sum() for g in gradients))
+    norm = pt.sqrt(sum(pt.sqr(pt.cast(g, wide)).sum() for g in gradients))
     limit = pt.cast(max_norm, wide)
-    # A norm of zero divides nothing.
-    factor = pt.switch(norm > limit, limit / pt.maximum(norm, limit), np.ones((), wide))
+    # Not `norm > limit`, which is false for NaN. Whatever is not over the limit is not divided.
+    factor = pt.switch(norm <= limit, np.ones((), wide), limit / norm)
     return [g * pt.cast(factor, g.type.dtype) for g in gradients]

@@ -126,6 +126,17 @@ def test_converted_layers_run_on_a_gpu_and_can_be_differentiated(layer, shape):
 
 
 @pytest.mark.usefixtures("cudnn_without_probing")
+@pytest.mark.parametrize(
+    ("library", "op"), [("onednn", "OneDnnBatchNormTrain"), ("cudnn", "GpuDnnBatchNorm")]
+)
+def test_running_averages_come_from_the_same_node(library, op):
+    layer = layers.convert(layers.SpatialBatchNormalization(3, dtype="float32"), library)
+    found = ops(layer(image()), *layer.updates().values())
+    assert found.count(op) == 1
+    assert "BatchNormTrain" not in found
+
+
+@pytest.mark.usefixtures("cudnn_without_probing")
 def test_an_inner_layer():
     net = layers.Sequential(
         layers.Residual(layers.VolumetricConvolution(2, 2, 1, 1, 1), layers.Tanh()),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +154,102 @@ def test_training_and_evaluation():
         net.train("yes")
 
 
+def test_batches_of_several_calls_update_the_averages():
+    layer = layers.BatchNormalization(2, momentum=0.5, dtype="float64")
+    x, y = pt.dmatrices("xy")
+    f = pytensor.function([x, y], layer(x) + layer(y), updates=layer.updates(), mode=PERFORM_MODE)
+    a, b = 10 + normal(4, 2), normal(4, 2) - 10
+    f(a, b)
+    wanted = 0.5 * (0.5 * a.mean(axis=0)) + 0.5 * b.mean(axis=0)
+    np.testing.assert_allclose(layer.running_mean.get_value(), wanted, rtol=1e-12)
+    assert layer.eval().updates() == {}
+    layer(x)
+    assert layer.updates() == {}
+
+
+def test_float16_normalization_keeps_its_statistics_in_float32():
+    layer = layers.BatchNormalization(1, momentum=1.0, dtype="float16")
+    x = (400 * normal(500, 1)).astype("float16")
+    variable = pt.matrix(dtype="float16")
+    train = pytensor.function(
+        [variable], layer(variable), updates=layer.updates(), mode=PERFORM_MODE
+    )
+    assert train(x).dtype == "float16"
+    assert layer.running_var.get_value().dtype == "float32"
+    np.testing.assert_allclose(layer.running_var.get_value(), x.astype("f8").var(ddof=1), rtol=0.01)
+    np.testing.assert_allclose(run(layer.eval(), x).std(), 1, rtol=0.01)
+
+
+def test_float32_averages_of_float64_images():
+    layer = layers.BatchNormalization(2, dtype="float32")
+    x = pt.dmatrix("x")
+    f = pytensor.function([x], layer(x), updates=layer.updates(), mode=PERFORM_MODE)
+    f(normal(4, 2))
+    assert layer.running_mean.get_value().dtype == "float32"
+
+
+def test_layers_in_attributes_of_containers_and_collections():
+    class Net(layers.Sequential):
+        def __init__(self):
+            super().__init__(layers.Linear(3, 4))
+            self.head = layers.Dropout()
+            self.pair = (layers.Linear(4, 4), [layers.Linear(4, 2)])
+            self.named = {"last": layers.Linear(2, 1, False)}
+
+    net = Net().eval()
+    assert list(net.named_parameters()) == [
+        "0.weight",
+        "0.bias",
+        "pair.0.weight",
+        "pair.0.bias",
+        "pair.1.0.weight",
+        "pair.1.0.bias",
+        "named.last.weight",
+    ]
+    assert not net.head.training
+
+
+def test_shared_weights():
+    embedding = layers.Embedding(7, 3, dtype="float64")
+    out = layers.Linear(3, 7, False, dtype="float64")
+    out.weight = embedding.weight
+    net = layers.Sequential(embedding, out)
+    assert list(net.named_parameters()) == ["0.weight"]
+    assert list(net.state_dict()) == ["0.weight", "1.weight"]
+    tokens = pt.lvector()
+    updates = optim.sgd(net(tokens).sum(), net, 0.1)
+    pytensor.function([tokens], [], updates=updates, mode=PERFORM_MODE)(np.array([1, 2]))
+    state = net.state_dict()
+    np.testing.assert_array_equal(state["0.weight"], state["1.weight"])
+    biased = layers.Linear(3, 7)
+    biased.bias = None
+    assert list(biased.state_dict()) == ["weight"]
+    assert repr(biased).endswith("without bias")
+    with pytest.raises(DnnValueError, match="weight must be None or a shared variable of shape"):
+        out.weight = pytensor.shared(np.zeros((2, 2)), shape=(2, 2))
+
+
+@pytest.mark.parametrize("name", ["updates", "rng", "training", "forward", "a.b", "weight"])
+def test_names_that_are_taken(name):
+    layer = layers.Linear(2, 3)
+    with pytest.raises(DnnValueError, match="cannot be the name of a parameter"):
+        layer.parameter(name, (2,), layers.constant(0))
+
+
+def test_copies():
+    net = layers.Sequential(layers.BatchNormalization(2), layers.Linear(2, 3), layers.LSTM(3, 2))
+    net[:2](pt.matrix("x", dtype=net[0].dtype))
+    size = len(pickle.dumps(layers.Sequential(*net).eval().train()))
+    net[:2](pt.matrix("x", dtype=net[0].dtype))
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert other.updates() == {}
+        assert not set(other.parameters()) & set(net.parameters())
+        for name, value in net.state_dict().items():
+            np.testing.assert_array_equal(other.state_dict()[name], value)
+    # The graph of the call is not stored.
+    assert len(pickle.dumps(net)) < 1.1 * size
+
+
 def test_a_seed_repeats_initial_values():
     found = []
     for _ in range(2):
@@ -158,11 +257,16 @@ def test_a_seed_repeats_initial_values():
         found.append(layers.Sequential(layers.Linear(3, 4), layers.LSTM(2, 3)).state_dict())
     for name, value in found[0].items():
         np.testing.assert_array_equal(value, found[1][name])
+    layer = layers.Dropout()
+    layers.seed(3)
+    drawn = layer.draw_seed()
+    layers.seed(3)
+    assert layer.draw_seed() == drawn
     with pytest.raises(DnnTypeError, match="seed: value must be an int"):
         layers.seed("5")
     with pytest.raises(DnnValueError, match="must not be negative"):
         layers.seed(-1)
-    with pytest.raises(DnnTypeError, match="Generator or a seed"):
+    with pytest.raises(DnnTypeError, match="Generator or a non-negative seed"):
         layers.Linear(3, 4, rng="5")
 
 
@@ -259,6 +363,30 @@ def test_files(tmp_path: Path):
     assert os.listdir(tmp_path) == [path.name]
 
 
+def write(path: Path, **entries: tuple[str, np.ndarray]) -> None:
+    """Write a safetensors file: the length of the header, the header, and the arrays."""
+    header, data = {}, b""
+    for name, (dtype, array) in entries.items():
+        places = [len(data), len(data) + array.nbytes]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": places}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def test_other_files(tmp_path: Path):
+    """bfloat16 is the upper half of float32."""
+    net, path = layers.Linear(2, 1, dtype="float32"), tmp_path / "net.safetensors"
+    halves = (np.array([[1.5, -2]], "<f4").view("<u4") >> 16).astype("<u2")
+    write(path, weight=("BF16", halves), bias=("I64", np.array([3])))
+    net.load(path)
+    np.testing.assert_array_equal(net.weight.get_value(), [[1.5, -2]])
+    np.testing.assert_array_equal(net.bias.get_value(), [3])
+    write(path, weight=("F8_E5M2", np.array([3], "u1")))
+    with pytest.raises(DnnValueError, match="weight has the dtype F8_E5M2, which NumPy"):
+        net.load(path)
+
+
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
 def test_a_truncated_file(tmp_path: Path, keep):
     net, path = layers.Linear(20, 30), tmp_path / "net.safetensors"
@@ -328,11 +456,14 @@ def test_temporal_layers():
 
 
 def test_softmax_of_images():
-    x = normal(2, 3, 4)
+    x = normal(2, 3, 4, 5)
     found = run(layers.SoftMax(), x)
-    np.testing.assert_allclose(found.sum(axis=(1, 2)), 1)
+    np.testing.assert_allclose(found.sum(axis=(1, 2, 3)), 1)
     np.testing.assert_allclose(np.log(found), run(layers.LogSoftMax(), x), rtol=1e-6)
-    np.testing.assert_allclose(run(layers.SoftMax(True), x[0, 0]).sum(), 1)
+    # One image, a batch of vectors, one vector.
+    np.testing.assert_allclose(run(layers.SoftMax(), x[0]), found[0], rtol=1e-12)
+    np.testing.assert_allclose(run(layers.SoftMax(True), x[0, 0]).sum(axis=1), 1)
+    np.testing.assert_allclose(run(layers.SoftMax(), x[0, 0, 0]).sum(), 1)
 
 
 def test_containers():
@@ -403,12 +534,18 @@ def test_recurrent_options():
         (lambda: layers.GroupNorm(2, 5), DnnValueError, "must divide"),
         (lambda: layers.MultiHeadAttention(8, 3), DnnValueError, "must divide"),
         (lambda: layers.ClippedReLU(-1.0), DnnValueError, "ceiling"),
+        (lambda: layers.LSTM(3, 4, mode="gru"), DnnValueError, "the mode is lstm"),
+        (lambda: layers.BGRU(3, 4, bidirectional=False), DnnValueError, "must be True"),
+        (lambda: layers.Linear(3, 4, initializer=1), DnnTypeError, "must be callable"),
+        (lambda: layers.CrossEntropyCriterion(np.ones((2, 2))), DnnValueError, "a vector"),
+        (lambda: layers.SoftMax()(pt.dscalar()), DnnTypeError, "1 to 5 dimensions"),
+        (lambda: layers.BatchNormalization(3)(pt.dvector()), DnnTypeError, "needs a batch"),
         (lambda: layers.BatchNormalization(3, momentum=2), DnnValueError, "momentum"),
         (lambda: layers.RNN(3, 4, mode="rnn"), DnnValueError, "rnn_mode must be one of"),
         (
             lambda: layers.SpatialCrossEntropyCriterion()(pt.dmatrix(), pt.lvector()),
             DnnTypeError,
-            "the scores must have 4 dimensions",
+            "scores must have 4 dimensions",
         ),
         (lambda: layers.Layer()(1), NotImplementedError, "Layer defines no forward"),
     ],
@@ -416,6 +553,30 @@ def test_recurrent_options():
 def test_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+def test_labels_of_another_shape():
+    criterion = layers.SpatialCrossEntropyCriterion()
+    scores = pt.tensor("s", dtype="float64", shape=(2, 3, 4, 5))
+    with pytest.raises(DnnValueError, match="scores"):
+        criterion(scores, pt.tensor("y", dtype="int64", shape=(2, 5, 4)))
+    scores, labels = pt.dtensor4(), pt.ltensor3()
+    f = pytensor.function([scores, labels], criterion(scores, labels), mode=PERFORM_MODE)
+    rng = np.random.default_rng(0)
+    x, y = normal(2, 3, 4, 5), rng.integers(0, 3, (2, 4, 5))
+    assert f(x, y) > 0
+    with pytest.raises(DnnValueError, match="must have the same batch and spatial sizes"):
+        f(x, y.reshape(2, 5, 4))
+
+
+def test_weights_of_classes():
+    x, y = normal(5, 3), np.array([0, 2, 1, 2, 0])
+    weights = np.array([1.0, 0.5, 2.0])
+    logs = x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+    losses = -logs[np.arange(5), y] * weights[y]
+    for average, divisor in ((True, weights[y].sum()), (False, 1)):
+        loss = layers.CrossEntropyCriterion(weights, average)(pt.constant(x), pt.constant(y))
+        np.testing.assert_allclose(loss.eval(mode=PERFORM_MODE), losses.sum() / divisor, rtol=1e-9)
 
 
 def test_a_network_trains():
@@ -441,5 +602,5 @@ def test_a_network_trains():
     assert losses[-1] < 0.25 * losses[0]
     scores = pytensor.function([images], net.eval()(images), mode="ONEDNN")
     assert (scores(x.astype("float32")).argmax(axis=1) == y).mean() > 0.9
-    # 8 parameters have two averages each, and the step is counted once.
+    # 6 parameters have two averages each, and the step is counted once.
     assert len(updates.state) == 2 * 6 + 1

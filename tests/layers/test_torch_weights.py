@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Callable[[], layers.Layer], Callable[[Any], Any], np.ndar
     ),
     "gru": (lambda: layers.GRU(5, 3, 2), lambda nn: nn.GRU(5, 3, 2), normal(4, 2, 5)),
     "rnn": (
-        lambda: layers.RNNReLU(5, 3),
+        lambda: layers.RNN(5, 3),
         lambda nn: nn.RNN(5, 3, nonlinearity="relu"),
         normal(4, 2, 5),
     ),
@@ -204,7 +204,7 @@ def test_criterion():
 
     x, y = normal(2, 3, 4, 5), np.random.default_rng(1).integers(0, 3, (2, 4, 5))
     for average, word in ((True, "mean"), (False, "sum")):
-        found = outputs(layers.SpatialCrossEntropyCriterion(average), x, y)
+        found = outputs(layers.SpatialCrossEntropyCriterion(None, average), x, y)
         wanted = expected(torch.nn.CrossEntropyLoss(reduction=word), x, y)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 

@@ -178,6 +178,81 @@ def test_names_of_a_layer():
     assert (len(joined), joined.state) == (5, updates.state)
 
 
+def test_joined_optimizers():
+    """As for parameters with and without weight decay."""
+    given = parameters()
+    gradients = pytensor.grad(loss_of(given), given)
+    first = optim.adam(gradients[:1], given[:1], 0.1, name="first")
+    second = optim.adam(gradients[1:], given[1:], 0.1, name="second")
+    joined = first | second
+    assert list(joined.state) == [
+        "first.step",
+        "first.mean.0",
+        "first.square.0",
+        "second.step",
+        "second.mean.0",
+        "second.square.0",
+    ]
+    step = compiled(joined)
+    step()
+    step()
+    assert {int(v) for k, v in joined.state_dict().items() if k.endswith("step")} == {2}
+    wanted = trained(optim.adam, {"learning_rate": 0.1}, steps=2)
+    for p, value in zip(given, wanted, strict=True):
+        np.testing.assert_allclose(p.get_value(), value, rtol=1e-12)
+    assert ({given[0]: given[0]} | second).state == second.state
+    with pytest.raises(DnnValueError, match="have states named"):
+        optim.adam(gradients[:1], given[:1]) | optim.adam(gradients[1:], given[1:])
+    with pytest.raises(DnnValueError, match="update the same variables"):
+        first | optim.sgd(gradients[:1], given[:1], 0.1)
+    other = first
+    other |= second
+    assert list(other.state) == list(joined.state)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_float16_is_updated_in_float32(name):
+    optimizer, options, *_ = OPTIMIZERS[name]
+    start = np.array([1.0, -2.0, 0.5])
+    found = {}
+    for dtype in ("float16", "float32"):
+        p = pytensor.shared(start.astype(dtype), shape=(3,))
+        gradient = pt.constant(np.array([0.0, 1e-4, 2.0], dtype))
+        updates = optimizer([gradient], [p], **options)
+        step = compiled(updates)
+        for _ in range(STEPS):
+            step()
+        assert p.get_value().dtype == dtype
+        found[dtype] = p.get_value()
+        assert {v.type.dtype for k, v in updates.state.items() if k != "step"} <= {"float32"}
+    np.testing.assert_allclose(found["float16"], found["float32"], rtol=4e-3)
+
+
+def test_centered_rmsprop_with_a_constant_gradient():
+    p = pytensor.shared(np.ones(1, "float32"))
+    step = compiled(
+        optim.rmsprop([pt.constant(np.full(1, 0.1, "float32"))], [p], 1e-9, centered=True)
+    )
+    for _ in range(2000):
+        step()
+    assert np.isfinite(p.get_value()).all()
+
+
+def test_a_number_of_steps_is_an_integer():
+    given = parameters()
+    updates = optim.adam(loss_of(given), given)
+    state = updates.state_dict()
+    for wrong in (2.5, np.nan):
+        with (
+            np.errstate(invalid="ignore"),
+            pytest.raises(DnnValueError, match="step must be an integer"),
+        ):
+            updates.load_state_dict({**state, "step": np.array(wrong), "mean.1": np.ones(5)})
+    with pytest.raises(DnnTypeError, match="must be an array of numbers"):
+        updates.load_state_dict({**state, "square.1": list("abcde")})
+    assert not any(value.any() for value in updates.state_dict().values())
+
+
 SCHEDULES = {
     "linear": (optim.linear(2.0, 5, end=1.0), [2, 1.8, 1.6, 1.4, 1.2, 1, 1]),
     "warm": (optim.linear(2.0, 5, warmup=1), [1, 2, 1.5, 1, 0.5, 0, 0]),
@@ -227,6 +302,12 @@ def test_clip_zeros_and_nothing():
     assert optim.clip_by_norm([], 1.0) == []
 
 
+def test_clip_infinite_gradients():
+    gradients = [pt.constant(np.array(v)) for v in ([np.nan, 1.0], [100.0])]
+    for found in pytensor.function([], optim.clip_by_norm(gradients, 1.0), mode=PERFORM_MODE)():
+        assert np.isnan(found).all()
+
+
 def test_with_a_loss_scale():
     given = parameters("float32")
     scaler = GradScaler(enabled=True, init_scale=8.0)
@@ -258,6 +339,18 @@ def test_with_a_loss_scale():
         (lambda p: optim.adam(loss_of(p), p, betas=0.9), DnnValueError, "two numbers"),
         (lambda p: optim.rmsprop(loss_of(p), p, alpha=1.0), DnnValueError, "less than 1"),
         (lambda p: optim.clip_by_norm(p[0], 1.0), DnnTypeError, "must be a list"),
+        (lambda p: optim.clip_by_norm([1.0], 1.0), DnnTypeError, "must be a list of variables"),
+        (lambda p: optim.clip_by_norm(p, pt.dvector()), DnnTypeError, "max_norm must be a scalar"),
+        (lambda p: optim.sgd([p[0], p[0]], p, 0.1), DnnTypeError, "gradient of parameter 1 must"),
+        (lambda p: optim.sgd(p, p, lambda step: -1), DnnValueError, "learning_rate"),
+        (lambda p: optim.sgd(p, p, lambda step: p[0]), DnnTypeError, "must be a scalar"),
+        (lambda p: optim.sgd(p, p, "fast"), DnnTypeError, "learning_rate must be a number"),
+        (lambda p: optim.sgd(loss_of(p), [], 0.1), DnnValueError, "there are no parameters"),
+        (
+            lambda p: optim.sgd(p[:1], [pytensor.shared(np.zeros((3, 4), "int64"))], 0.1),
+            DnnTypeError,
+            "shared variable of floats",
+        ),
         (lambda p: optim.clip_by_norm(p, -1.0), DnnValueError, "max_norm"),
         (lambda p: optim.linear(0.1, 5, warmup=5), DnnValueError, "less than steps"),
         (lambda p: optim.cosine(0.1, 5.0), DnnTypeError, "steps must be an int"),

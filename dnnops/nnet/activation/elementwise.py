@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.nnet.activation.op import elu
-from dnnops.nnet.validate import as_floating, switch
+from dnnops.nnet.validate import accumulator_dtype, as_floating, switch
 
 __all__ = [
     "gelu",
@@ -78,8 +78,13 @@ def gelu(x: Any, approximate: bool = False) -> TensorVariable:
     """
     x = as_floating("gelu", "x", x)
     if switch("gelu", "approximate", approximate):
-        inner = _number((2 / pi) ** 0.5, x) * (x + _number(0.044715, x) * x * pt.sqr(x))
-        return _number(0.5, x) * x * (1 + pt.tanh(inner))
+        wide = x.astype(accumulator_dtype(x.type.dtype))
+        # Beyond 20, tanh is 1 or -1, and the cube of a large number would overflow.
+        near = pt.clip(wide, _number(-20, wide), _number(20, wide))
+        inner = _number((2 / pi) ** 0.5, wide) * (
+            near + _number(0.044715, wide) * near * pt.sqr(near)
+        )
+        return (_number(0.5, wide) * wide * (1 + pt.tanh(inner))).astype(x.type.dtype)
     # erfc keeps the digits of the tail, where 1 + erf(x) loses them.
     return _number(0.5, x) * x * pt.erfc(_number(-(0.5**0.5), x) * x)
 

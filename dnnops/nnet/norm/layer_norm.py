@@ -59,6 +59,12 @@ def _normalized(
                 f"{where}: {name} has more dimensions than x: shapes "
                 f"{show_shape(value.type.shape)} and {show_shape(x.type.shape)}"
             )
+        for size, own in zip(reversed(value.type.shape), reversed(x.type.shape), strict=False):
+            if own == 1 and size not in (None, 1):
+                raise DnnValueError(
+                    f"{where}: {name} of shape {show_shape(value.type.shape)} would enlarge x of "
+                    f"shape {show_shape(x.type.shape)}"
+                )
     check_broadcast(where, x=x, **given)
     out = normalize(x.astype(dtype), found, constant)
     if "gamma" in given:

@@ -109,6 +109,14 @@ def test_approximate_gelu():
     assert_close(out, x * (1 + np.tanh(inner)) / 2)
     assert np.abs(out - gelu(x)).max() < 1e-3
     check_gradient(lambda x: nnet.gelu(x, True), [np.where(x == 0, 1, x)])
+    for dtype, large in (("float16", 3e4), ("float32", 1e20)):
+        v = pt.vector(dtype=dtype)
+        out = nnet.gelu(v, approximate=True)
+        values = np.array([large, -large, 300.0, -3.5], dtype)
+        found, slope = evaluate([out, pytensor.grad(out.sum(), v)], {v: values})
+        np.testing.assert_allclose(found[:3], [values[0], 0, 300], atol=1e-6)
+        np.testing.assert_allclose(found[3], -0.000617, rtol=0.02)
+        np.testing.assert_allclose(slope[:3], [1, 0, 1], atol=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.1, -0.5, 1, np.float32(0.25)])

@@ -75,6 +75,11 @@ def test_layer_norm_is_recognized():
         (lambda x: layer_norm(x.astype("int32")), DnnTypeError, "x has dtype int32"),
         (lambda x: rms_norm(x, pt.dtensor3()), DnnTypeError, "gamma has more dimensions than x"),
         (
+            lambda x: layer_norm(pt.specify_shape(x, (2, 1)), np.ones(4)),
+            DnnValueError,
+            "gamma of shape",
+        ),
+        (
             lambda x: layer_norm(pt.specify_shape(x, (2, 3)), np.ones(4)),
             DnnValueError,
             "gamma",
