@@ -189,9 +189,9 @@ def host_array(where: str, name: str, value: Any) -> np.ndarray:
         if value.is_floating_point():
             value = value.double()  # NumPy has no bfloat16
     elif hasattr(value, "__cuda_array_interface__"):
-        import cupy
-
-        value = cupy.asnumpy(value)
+        # CuPy's and Numba's methods; arrays of JAX need none.
+        copy = getattr(value, "get", None) or getattr(value, "copy_to_host", None)
+        value = value if copy is None else copy()
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of different lengths
