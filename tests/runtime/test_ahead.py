@@ -30,7 +30,7 @@ SCRIPT = """
     import dnnops
     os.sched_getaffinity = lambda pid: set(range(CORES))
     x, y = pt.vectors("xy")
-    outputs = [x + y, x.sum(), pt.outer(x, y).max(axis=1), x[::2]]
+    outputs = [x + y, x.sum(), x[::2]]
     f = pytensor.function([x, y], outputs, mode="ONEDNN")
     results = f([1.0, 2.0, 4.0], [1.0, 1.0, 3.0])
     print(json.dumps([compiled, [r.tolist() for r in results]]))
@@ -53,7 +53,7 @@ def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], li
 
 @pytest.mark.slow
 def test_modules_are_compiled_in_threads_and_kept(tmp_path):
-    expected = [[2.0, 3.0, 7.0], 7.0, [3.0, 6.0, 12.0], [1.0, 4.0]]
+    expected = [[2.0, 3.0, 7.0], 7.0, [1.0, 4.0]]
     in_main_thread, results = run(tmp_path)
     assert results == expected
     assert in_main_thread.count(False) >= 3
