@@ -108,7 +108,7 @@ def read_headers(folder: Path) -> Declarations:
     DnnUnavailableError
         If the headers are missing or cannot be understood.
     """
-    # Imported here because both take time, and a stored module needs neither.
+    # Imported here because it takes time.
     from pycparser import CParser
     from pycparser.c_parser import ParseError
 
