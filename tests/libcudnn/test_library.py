@@ -6,8 +6,12 @@ import ctypes
 import importlib.util
 import pickle
 import re
+import subprocess
+import sys
+import threading
 import timeit
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -309,6 +313,48 @@ def test_arrays_of_the_host_are_refused(tensor):
             libcudnn.cudnnSoftmaxForward(handle, 0, 0, 1.0, tensor, x, 0.0, tensor, y)
     with pytest.raises(DnnTypeError, match="alpha is None"):
         libcudnn.cudnnSoftmaxForward(handle, 0, 0, None, tensor, None, 0.0, tensor, None)
+
+
+def test_exceptions_of_later_statuses():
+    kind = errors.cudnn_error("CUDNN_STATUS_BAD_PARAM_LATER", 2999)
+    assert errors.cudnn_error("CUDNN_STATUS_BAD_PARAM_LATER", 2999) is kind
+    assert issubclass(kind, errors.CudnnBadParamError)
+    # cuDNN has one name for all values that it does not know.
+    assert errors.cudnn_error("CUDNN_UNKNOWN_STATUS", 3999) is errors.CudnnNotSupportedError
+    assert errors.cudnn_error("CUDNN_UNKNOWN_STATUS", 5999) is errors.CudnnExecutionFailedError
+    assert errors.cudnn_error("CUDNN_UNKNOWN_STATUS", 9999) is errors.CudnnError
+
+
+def test_exceptions_in_other_processes():
+    """The class need not exist there."""
+    error = errors.cudnn_error("CUDNN_STATUS_BAD_PARAM_REMOTE", 2998)("text")
+    error.add_note("note")
+    program = (
+        f"import pickle; error = pickle.loads({pickle.dumps(error)!r});"
+        "print(repr(error), type(error).__base__.__name__, error.__notes__)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() == ("CudnnBadParamRemoteError('text') CudnnBadParamError ['note']")
+    again = pickle.loads(pickle.dumps(errors.CudnnBadParamNullPointerError("text")))
+    assert type(again) is errors.CudnnBadParamNullPointerError
+
+
+def test_threads_get_one_class_of_exceptions():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for i in range(100):
+                barrier = threading.Barrier(4)
+
+                def make(i: int = i, barrier: threading.Barrier = barrier) -> type:
+                    barrier.wait()
+                    return errors.cudnn_error(f"CUDNN_STATUS_RACE_{i}", 2900)
+
+                assert len({f.result() for f in [pool.submit(make) for _ in "1234"]}) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_missing_symbol_is_an_error_of_the_call():
