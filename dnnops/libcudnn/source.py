@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dnnops.libcudnn.declarations import Declarations, Function, Variable
 from dnnops.libcudnn.kinds import HandleOf, Kind, Scale
-from dnnops.libcudnn.parameters import classify
+from dnnops.libcudnn.parameters import classify_all
 
 __all__ = ["aliases", "destroyed_handle", "field_type", "write_module"]
 
@@ -55,13 +55,17 @@ from dnnops.runtime.find import find_cudnn as _find_cudnn
 #: Types of ctypes by type of C; all other types are addresses.
 _CTYPES = {
     "char": "c_char",
+    "int8_t": "c_int8",
+    "uint8_t": "c_uint8",
     "int": "c_int",
     "int32_t": "c_int32",
-    "int64_t": "c_int64",
     "unsigned": "c_uint",
+    "unsigned int": "c_uint",
     "uint32_t": "c_uint32",
-    "uint64_t": "c_uint64",
+    "long long": "c_int64",
+    "int64_t": "c_int64",
     "unsigned long long": "c_uint64",
+    "uint64_t": "c_uint64",
     "size_t": "c_size_t",
     "float": "c_float",
     "double": "c_double",
@@ -89,8 +93,10 @@ def write_module(declared: Declarations) -> str:
     -------
     str
     """
-    kinds = {name: classify(function, declared) for name, function in declared.functions.items()}
+    kinds, omitted = classify_all(declared)
+    functions = {name: declared.functions[name] for name in kinds}
     parts = [_HEAD.format(version=declared.version)]
+    parts.append(f"__version__ = {declared.version!r}\n_omitted = {omitted!r}\n")
     parts += [f"{name} = {value!r}\n" for name, value in declared.constants.items()]
     for name, members in declared.enums.items():
         lines = [f"    {member} = {value}" for member, value in members.items()]
@@ -104,11 +110,11 @@ def write_module(declared: Declarations) -> str:
         types = ", ".join(_ctype(parameter, declared) for parameter in parameters)
         parts.append(f"\n\n{name} = _ctypes.CFUNCTYPE(None, {types})\n")
     parts.append("\n\n_c = _Symbols(_find_cudnn(), {\n")
-    for name, function in declared.functions.items():
+    for name, function in functions.items():
         types = ", ".join(kind.c_type for kind in kinds[name])
         parts.append(f'    "{name}": "{_returned(function)}({types})",\n')
     parts.append("})\n_scaling = _Scaling(_c)\n")
-    for name, function in declared.functions.items():
+    for name, function in functions.items():
         parts.append("\n\n" + "\n".join(_function(function, kinds[name])) + "\n")
         destroyed = destroyed_handle(function, kinds[name])
         if destroyed:

@@ -315,6 +315,25 @@ def test_arrays_of_the_host_are_refused(tensor):
         libcudnn.cudnnSoftmaxForward(handle, 0, 0, None, tensor, None, 0.0, tensor, None)
 
 
+def test_hints_for_former_names():
+    for name, hint in (
+        ("cudnnError", "dnnops.errors.CudnnError"),
+        ("cudnnCheckStatus", "functions raise exceptions"),
+        ("cudnnGetConvolutionForwardAlgorithm", "use cudnnGetConvolutionForwardAlgorithm_v7"),
+        ("cudnnConvolutionFwdPreference_t", "cudnnGetConvolutionForwardAlgorithm_v7 returns"),
+    ):
+        with pytest.raises(AttributeError, match=f"does not declare it; .*{hint}"):
+            getattr(libcudnn, name)
+
+
+def test_reason_for_a_function_that_is_left_out(monkeypatch):
+    module: Any = generated_module()
+    monkeypatch.setitem(module._omitted, "cudnnOdd", "x has the type odd")
+    with pytest.raises(AttributeError, match="dnnops cannot call it: x has the type odd"):
+        _ = libcudnn.cudnnOdd
+    assert set(module._omitted) == {"cudnnOdd"}  # cuDNN has no such functions today
+
+
 def test_exceptions_of_later_statuses():
     kind = errors.cudnn_error("CUDNN_STATUS_BAD_PARAM_LATER", 2999)
     assert errors.cudnn_error("CUDNN_STATUS_BAD_PARAM_LATER", 2999) is kind
@@ -361,7 +380,7 @@ def test_missing_symbol_is_an_error_of_the_call():
     symbols = Symbols(find_cudnn(), {"cudnnFuture": "int(int)"})
     with pytest.raises(DnnUnavailableError, match="has no function cudnnFuture"):
         _ = symbols.cudnnFuture
-    with pytest.raises(AttributeError, match="nor has cuDNN"):
+    with pytest.raises(AttributeError, match=r"cuDNN [\d.]+ does not declare it"):
         _ = libcudnn.cudnnFuture
 
 

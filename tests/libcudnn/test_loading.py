@@ -56,6 +56,9 @@ def test_missing_cudnn(tmp_path, monkeypatch):
         with pytest.raises(DnnUnavailableError, match=str(tmp_path)):
             _ = libcudnn.cudnnCreate
         assert dir(libcudnn) == []
+        # `pickle` looks for names of other objects in all modules.
+        for name in ("cudnnCreate", "Foo"):
+            assert not hasattr(libcudnn, name)
 
 
 @pytest.mark.needs("cudnn")
