@@ -14,6 +14,10 @@ class DnnValueError(DnnError, ValueError):
     """Raised for invalid values of operands or parameters, such as shapes, strides or padding."""
 
 
+class DnnOverflowError(DnnValueError, OverflowError):
+    """Raised for a number that does not fit into its type in C."""
+
+
 class DnnTypeError(DnnError, TypeError):
     """Raised for a dtype or rank that an Op does not accept."""
 

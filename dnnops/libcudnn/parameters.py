@@ -190,8 +190,8 @@ class _Sorter:
             optional = functions is not None and re.search(functions, self.function.name)
             return kinds.HandleOf(name, base, bool(optional))
         if variable.type.const:
-            return kinds.Numbers(name, "P", self.count)
-        return results.NewHandle(name, base)
+            return kinds.Numbers(name, "P", self.count or "1")
+        return results.NewHandle(name, base, "Create" in self.function.name)
 
     def _value(self, name: str, variable: Variable) -> Kind:
         base = variable.type.base
@@ -205,7 +205,9 @@ class _Sorter:
                 self._following(v) == name for v in self.function.parameters if _is_text(v)
             )
             return (kinds.Size if is_size else kinds.Integer)(name, base)
-        if base not in self.declared.callbacks and not is_cuda_type(base):
+        if base in self.declared.callbacks:
+            return kinds.Callback(name)
+        if not is_cuda_type(base):
             raise _unknown(variable)
         return kinds.CudaObject(name)
 
@@ -226,7 +228,7 @@ class _Sorter:
     def _attribute(self, name: str, variable: Variable) -> Kind:
         of_type = {v.type.base: self.names[v.name] for v in self.function.parameters}
         enum = "cudnnBackendAttributeType_t"
-        words = f"{of_type[enum]}, {enum}, {self.count}"
+        words = f"{of_type[enum]}, _types, {self.count}"
         if variable.type.const:
             return kinds.AttributeIn(name, words)
         return results.AttributeOut(name, words, "elementCount")
@@ -253,7 +255,8 @@ class _Sorter:
             or (self.function.name, name) in _ON_DEVICE
         ):
             return kinds.OnDevice(name)
-        count = self.count if _COUNTING.fullmatch(self.count) else "0"
+        # Where another descriptor gives the number, it is not known here.
+        count = self.count if _COUNTING.fullmatch(self.count) else "1"
         return kinds.Numbers(name, code, _COUNTS.get((self.function.name, name), count))
 
     def _code(self, base: str) -> str:

@@ -25,9 +25,11 @@ Address: TypeAlias = int | c_void_p
 Pointer: TypeAlias = Any
 # Array on the device, its address, or None.
 DeviceArray: TypeAlias = Any
-# Stream, graph or callback, or its address.
+# Stream or graph, or its address.
 CudaObject: TypeAlias = Any
-# Elements of an attribute, or their address.
+# Instance of a type such as cudnnCallback_t, its address, or None.
+Callback: TypeAlias = Any
+# Elements of an attribute, one element, or a pointer of ctypes.
 Attributes: TypeAlias = Any
 """
 
