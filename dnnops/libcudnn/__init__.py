@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+#: How all names of cuDNN start.
+_PREFIXES = ("cudnn", "CUDNN", "libraryPropertyType", "__all__")
 #: What replaces names of cudnn-python-wrappers that are not those of cuDNN 9.
 _FORMER = {
     "cudnnCheckStatus": "functions raise exceptions",
@@ -40,11 +42,11 @@ def __getattr__(name: str) -> Any:
     DnnUnavailableNameError
         If cuDNN or its headers are missing. It is a DnnUnavailableError and an AttributeError.
     """
+    # Others are looked up here, too, such as names of modules.
+    if not name.startswith(_PREFIXES):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from dnnops.errors import DnnUnavailableError, DnnUnavailableNameError
 
-    # The names of modules have no capitals, those of cuDNN do.
-    if name.islower() and name != "__all__":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         names = _generated()
     except DnnUnavailableError as error:
