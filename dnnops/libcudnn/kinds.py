@@ -20,6 +20,7 @@ __all__ = [
     "Kind",
     "Numbers",
     "OnDevice",
+    "OnHost",
     "Real",
     "Scale",
     "Size",
@@ -188,6 +189,18 @@ class Anywhere(Kind):
     @property
     def passed(self) -> str:
         return f'_address({self.name}, "{self.name}")'
+
+
+@dataclass(frozen=True)
+class OnHost(Kind):
+    """A descriptor, or memory on the host of which only the least size is known."""
+
+    size: int
+    is_written: bool
+
+    @property
+    def passed(self) -> str:
+        return f'_object({self.name}, {self.size}, "{self.name}", {self.is_written})'
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.libcudnn.handles import place
+from dnnops.libcudnn.handles import Handle, as_handle, place
 from dnnops.libcudnn.pointers import check_address
 
-__all__ = ["host_memory", "is_pointer"]
+__all__ = ["host_memory", "is_pointer", "object_or_memory"]
 
 _REFERENCE: Any = type(ctypes.byref(ctypes.c_int()))
 _POINTERS: Any = (ctypes._Pointer, ctypes.c_void_p, ctypes.c_char_p, _REFERENCE)
@@ -68,6 +68,15 @@ def host_memory(value: Any, size: int, name: str, writable: bool = False) -> int
         raise DnnValueError(f"{place(name)} has {available} bytes; expected {size}")
     check_address(address, name)
     return address
+
+
+def object_or_memory(value: Any, size: int, name: str, writable: bool) -> int:
+    """Return the address of an object of cuDNN, or of memory on the host; see `host_memory`."""
+    if value is None:
+        return 0
+    if isinstance(value, Handle):
+        return int(as_handle(value, Handle, name))
+    return host_memory(value, size, name, writable)
 
 
 def _pointed(value: Any) -> tuple[int, int | None]:

@@ -29,7 +29,9 @@ _SCALES = re.compile(r"(alpha|beta)(\d|[A-Z]|$)")
 #: Single elements of a tensor, which cuDNN reads from the host or writes to it.
 _ELEMENTS = {"valuePtr", "paddingFill"}
 #: Pointers that cuDNN passes on, or whose meaning another argument gives.
-_ANYWHERE = {"udata", "param", "ptr", "tag"}
+_ANYWHERE = {"udata", "ptr", "tag"}
+#: Bytes of memory whose type another argument gives: an enum or a descriptor, and a pointer.
+_LEAST_SIZES = {"param": 4, "ptr": 8}
 #: Elements of attributes, whose type another argument gives.
 _ATTRIBUTES = "arrayOfElements"
 #: Arrays of integers on the device, besides those whose name starts with ``dev``.
@@ -223,6 +225,9 @@ class _Sorter:
             return kinds.Element(name, data_type or self._scaled()[0], not data_type)
         if name == _ATTRIBUTES:
             return self._attribute(name, variable)
+        is_written = self.function.name.startswith("cudnnGet")
+        if name == "param" or (name == "ptr" and is_written):
+            return kinds.OnHost(name, _LEAST_SIZES[name], is_written)
         return kinds.Anywhere(name) if name in _ANYWHERE else kinds.OnDevice(name)
 
     def _attribute(self, name: str, variable: Variable) -> Kind:

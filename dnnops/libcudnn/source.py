@@ -31,6 +31,7 @@ from dnnops.libcudnn.handles import (
     new_handle as _new_handle,
     retire as _retire,
 )
+from dnnops.libcudnn.memory import object_or_memory as _object
 from dnnops.libcudnn.pointers import (
     as_address as _address,
     as_callback as _callback,

@@ -261,6 +261,25 @@ def test_integers_are_not_memory(tensor):
                 call()
 
 
+def test_parameters_of_fused_operations(tensor):
+    """cuDNN would read from integers, or write to them."""
+    operation = libcudnn.cudnnFusedOps_t(0)
+    descriptor = libcudnn.cudnnFusedOpsConstParamLabel_t.CUDNN_PARAM_XDESC
+    placeholder = libcudnn.cudnnFusedOpsConstParamLabel_t.CUDNN_PARAM_XDATA_PLACEHOLDER
+    with libcudnn.cudnnCreateFusedOpsConstParamPack(operation) as pack:
+        for function in (
+            libcudnn.cudnnSetFusedOpsConstParamPackAttribute,
+            libcudnn.cudnnGetFusedOpsConstParamPackAttribute,
+        ):
+            with pytest.raises(DnnTypeError, match="param is of type int; expected an array on"):
+                function(pack, placeholder, 5000)
+        libcudnn.cudnnSetFusedOpsConstParamPackAttribute(pack, descriptor, tensor)
+        number, value = ctypes.c_int(1), ctypes.c_int()
+        libcudnn.cudnnSetFusedOpsConstParamPackAttribute(pack, placeholder, number)
+        libcudnn.cudnnGetFusedOpsConstParamPackAttribute(pack, placeholder, value)
+        assert value.value == 1
+
+
 def test_lists_of_unknown_length_are_not_null(tensor):
     """Other descriptors give the lengths of these, which dnnops does not know."""
     with libcudnn.cudnnCreateCTCLossDescriptor() as loss:
