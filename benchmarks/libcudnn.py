@@ -1,14 +1,18 @@
 """Time of calls of `dnnops.libcudnn` that need no GPU, including cuDNN's own time.
 
-``python -m benchmarks.libcudnn`` prints the best of many repetitions.
+``python -m benchmarks.libcudnn`` prints the best of many repetitions, and the time in which the
+functions are generated.
 """
 
 from __future__ import annotations
 
+import time
 import timeit
 from collections.abc import Callable
 
 from dnnops import libcudnn
+from dnnops.libcudnn.loading import generated_module
+from dnnops.runtime.find import find_cudnn
 
 _CALLS, _REPETITIONS = 10_000, 20
 
@@ -20,6 +24,10 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print a table."""
+    find_cudnn()
+    start = time.perf_counter()
+    generated_module()
+    print(f"{'generating the functions':40} {time.perf_counter() - start:5.2f} s")
     nchw = libcudnn.cudnnTensorFormat["CUDNN_TENSOR_NCHW"]
     floats = libcudnn.cudnnDataType["CUDNN_DATA_FLOAT"]
     correlation = libcudnn.cudnnConvolutionMode["CUDNN_CROSS_CORRELATION"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 
 class DnnError(Exception):
     """Base class of all dnnops errors."""
@@ -9,6 +12,10 @@ class DnnError(Exception):
 
 class DnnValueError(DnnError, ValueError):
     """Raised for invalid values of operands or parameters, such as shapes, strides or padding."""
+
+
+class DnnOverflowError(DnnValueError, OverflowError):
+    """Raised for a number that does not fit into its type in C."""
 
 
 class DnnTypeError(DnnError, TypeError):
@@ -33,6 +40,13 @@ class DnnIndexError(DnnError, IndexError):
 
 class DnnUnavailableError(DnnError, RuntimeError):
     """Raised when a required library, compiler or device is missing; the message names it."""
+
+
+class DnnUnavailableNameError(DnnUnavailableError, AttributeError):
+    """Raised for a name of a library that is missing.
+
+    It is also an `AttributeError`, because `hasattr` and `pickle` look for names in all modules.
+    """
 
 
 class DnnCacheError(DnnError, RuntimeError):
@@ -170,17 +184,36 @@ def cudnn_error(status: str, number: int) -> type[CudnnError]:
     Returns
     -------
     type
+        The class of the category if cuDNN has no name for the value.
     """
     category = _CATEGORIES.get(number // 1000, CudnnError)
-    if status == category.status:
+    if status == category.status or not status.startswith("CUDNN_STATUS_"):
         return category
     name = _class_name(status.removeprefix("CUDNN_STATUS_"))
     if name not in globals():
         memory = (DnnMemoryError,) if status.endswith("ALLOCATION_FAILED") else ()
-        text = f"Raised if cuDNN returns ``{status}``."
-        members = {"__doc__": text, "__module__": __name__, "status": status}
-        globals()[name] = type(name, (category, *memory), members)
+        members = {
+            "__doc__": f"Raised if cuDNN returns ``{status}``.",
+            "__module__": __name__,
+            "__reduce__": _reduction(status, number),
+            "status": status,
+        }
+        # Another thread may have made it in the meantime, and there must be one.
+        globals().setdefault(name, type(name, (category, *memory), members))
     return globals()[name]
+
+
+def _reduction(status: str, number: int) -> Callable[[CudnnError], Any]:
+    """Return a method that lets other processes make the class, which they may not have yet."""
+
+    def reduce(error: CudnnError) -> Any:
+        return _restore, (status, number, error.args), error.__dict__ or None
+
+    return reduce
+
+
+def _restore(status: str, number: int, arguments: tuple[Any, ...]) -> CudnnError:
+    return cudnn_error(status, number)(*arguments)
 
 
 def _class_name(status: str) -> str:

@@ -184,6 +184,7 @@ def test_extras(setup_cfg: configparser.ConfigParser):
         "numpy",
         "onednn-cpu-gomp",
         "onednn-devel-cpu-gomp",
+        "pycparser",
         "pytensor",
         "rich",
         "safetensors",

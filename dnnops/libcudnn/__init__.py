@@ -10,25 +10,64 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+#: How all names of cuDNN start.
+_PREFIXES = ("cudnn", "CUDNN", "libraryPropertyType", "__all__")
+#: What replaces names of cudnn-python-wrappers that are not those of cuDNN 9.
+_FORMER = {
+    "cudnnCheckStatus": "functions raise exceptions",
+    "cudnnError": "functions raise dnnops.errors.CudnnError",
+    "cudnnConvolutionFwdPreference": "cudnnGetConvolutionForwardAlgorithm_v7 returns algorithms",
+    "cudnnConvolutionBwdDataPreference": (
+        "cudnnGetConvolutionBackwardDataAlgorithm_v7 returns algorithms"
+    ),
+    "cudnnConvolutionBwdFilterPreference": (
+        "cudnnGetConvolutionBackwardFilterAlgorithm_v7 returns algorithms"
+    ),
+    "cudnnGetConvolutionForwardAlgorithm": "use cudnnGetConvolutionForwardAlgorithm_v7",
+    "cudnnGetConvolutionBackwardDataAlgorithm": "use cudnnGetConvolutionBackwardDataAlgorithm_v7",
+    "cudnnGetConvolutionBackwardFilterAlgorithm": (
+        "use cudnnGetConvolutionBackwardFilterAlgorithm_v7"
+    ),
+}
+
 
 def __getattr__(name: str) -> Any:
     """Return a name of cuDNN's headers.
 
     Raises
     ------
-    DnnUnavailableError
-        If cuDNN or its headers are missing.
+    AttributeError
+        If cuDNN does not declare the name. The message says what replaces it, or why dnnops
+        cannot call the function.
+    DnnUnavailableNameError
+        If cuDNN or its headers are missing. It is a DnnUnavailableError and an AttributeError.
     """
-    # The names of modules have no capitals, those of cuDNN do.
-    if name.islower() and name != "__all__":
+    # Others are looked up here, too, such as names of modules.
+    if not name.startswith(_PREFIXES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    names = _generated()
+    from dnnops.errors import DnnUnavailableError, DnnUnavailableNameError
+
+    try:
+        names = _generated()
+    except DnnUnavailableError as error:
+        raise DnnUnavailableNameError(str(error)) from error
     if name == "__all__":
         return sorted(names)
     if name not in names:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}, nor has cuDNN")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {_reason(name)}")
     globals().update(names)
     return names[name]
+
+
+def _reason(name: str) -> str:
+    from dnnops.libcudnn.loading import generated_module
+
+    module: Any = generated_module()
+    if name in module._omitted:
+        return f"dnnops cannot call it: {module._omitted[name]}"
+    reason = f"cuDNN {module.__version__} does not declare it"
+    former = _FORMER.get(name.removesuffix("_t"))
+    return f"{reason}; {former}" if former else reason
 
 
 def __dir__() -> list[str]:

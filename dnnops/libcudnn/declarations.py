@@ -7,18 +7,45 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dnnops.errors import DnnUnavailableError
+from dnnops.errors import DnnNotSupportedError, DnnUnavailableError
 from dnnops.libcudnn.preprocess import Preprocessor, constant
 
-__all__ = ["Declarations", "Function", "Type", "Variable", "read_headers"]
+__all__ = [
+    "INTEGERS",
+    "REALS",
+    "Declarations",
+    "Function",
+    "Type",
+    "Variable",
+    "is_cuda_type",
+    "read_headers",
+]
 
 #: Types of headers other than cuDNN's, which need not be installed.
 _FOREIGN = """
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t; typedef unsigned long size_t;
+typedef _Bool bool;
 typedef enum { MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL } libraryPropertyType;
 """
+#: Formats of `struct` by type of C.
+INTEGERS = {
+    "char": "b",
+    "int8_t": "b",
+    "uint8_t": "B",
+    "int": "i",
+    "int32_t": "i",
+    "unsigned": "I",
+    "unsigned int": "I",
+    "uint32_t": "I",
+    "long long": "q",
+    "int64_t": "q",
+    "unsigned long long": "Q",
+    "uint64_t": "Q",
+    "size_t": "Q",
+}
+REALS = {"float": "f", "double": "d"}
 #: Objects of CUDA, such as streams, are pointers to structs.
 _CUDA_TYPE = re.compile(r"\b(cuda[A-Z]\w*_t|CU[a-z]\w+)\b")
 #: A documented function, perhaps with other comments in between.
@@ -28,6 +55,11 @@ _DOCUMENTED = re.compile(
 )
 _BRIEF = re.compile(r"@brief\s+(.*?)(?=\n\s*\n|@|\Z)", re.DOTALL)
 _DIRECTION = re.compile(r"@param\[([a-z, ]+)\]\s+(\w+)")
+
+
+def is_cuda_type(name: str) -> bool:
+    """Return whether a type is one of CUDA's, such as that of streams."""
+    return _CUDA_TYPE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -80,6 +112,8 @@ class Declarations:
         Parameters of each type of callback, all of which return nothing.
     constants : dict of str to int or float
         Values of macros.
+    unreadable : dict of str to str
+        Why other declarations are missing.
     """
 
     version: str = ""
@@ -89,6 +123,7 @@ class Declarations:
     handles: list[str] = field(default_factory=list)
     callbacks: dict[str, tuple[Variable, ...]] = field(default_factory=dict)
     constants: dict[str, int | float] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 def read_headers(folder: Path) -> Declarations:
@@ -108,19 +143,21 @@ def read_headers(folder: Path) -> Declarations:
     DnnUnavailableError
         If the headers are missing or cannot be understood.
     """
-    # Imported here because both take time, and a stored module needs neither.
+    # Imported here because it takes time.
     from pycparser import CParser
-    from pycparser.c_parser import ParseError
 
-    read = Preprocessor(folder, "cudnn.h")
-    foreign = dict.fromkeys(_CUDA_TYPE.findall(read.code))
-    opaque = "".join(f"typedef struct {name}_object *{name};" for name in foreign)
-    code = f'{_FOREIGN}{opaque}\n# 1 "cudnn.h"\n{read.code}'
     try:
-        tree = CParser().parse(code)
-    except ParseError as error:
-        raise DnnUnavailableError(f"cuDNN's headers in {folder} cannot be read: {error}") from error
-    return _Reader(read).declarations(tree)
+        read = Preprocessor(folder, "cudnn.h")
+        foreign = dict.fromkeys(_CUDA_TYPE.findall(read.code))
+        opaque = "".join(f"typedef struct {name}_object *{name};" for name in foreign)
+        code = f'{_FOREIGN}{opaque}\n# 1 "cudnn.h"\n{read.code}'
+        return _Reader(read).declarations(CParser().parse(code))
+    except DnnUnavailableError:
+        raise
+    except Exception as error:  # unlike any headers of today
+        raise DnnUnavailableError(
+            f"cuDNN's headers in {folder} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 class _Reader:
@@ -141,24 +178,47 @@ class _Reader:
 
     def declarations(self, tree: Any) -> Declarations:
         for node in tree.ext:
-            kind = type(node).__name__
-            if kind == "Typedef":
-                self._typedef(node.name, node.type)
-            elif kind == "Decl" and type(node.type).__name__ == "FuncDecl":
-                self._function(node)
+            try:
+                self._declaration(node)
+            except Exception as error:  # an unusual declaration does not spoil the others
+                reason = f"{type(error).__name__}: {error}"
+                self._found.unreadable[getattr(node, "name", None) or ""] = reason
         self._constants()
         return self._found
+
+    def _declaration(self, node: Any) -> None:
+        kind = type(node).__name__
+        if kind == "Typedef":
+            self._typedef(node.name, node.type)
+        elif kind == "Decl" and type(node.type).__name__ == "FuncDecl":
+            self._function(node)
 
     def _typedef(self, name: str, node: Any) -> None:
         kind, inner = type(node).__name__, type(node.type).__name__
         if kind == "TypeDecl" and inner == "Enum" and node.type.values:
             self._found.enums[name] = self._members(node.type.values)
         elif kind == "TypeDecl" and inner == "Struct" and node.type.decls:
-            self._found.structs[name] = tuple(map(self._variable, node.type.decls))
+            fields = tuple(map(self._variable, node.type.decls))
+            for field_ in fields:
+                self._check_field(field_)
+            self._found.structs[name] = fields
         elif kind == "PtrDecl" and inner == "FuncDecl":
             self._found.callbacks[name] = self._parameters(node.type)
         elif kind == "PtrDecl" and name.startswith("cudnn"):
             self._found.handles.append(name)
+
+    def _check_field(self, variable: Variable) -> None:
+        """Raise an error for a field whose size is not known."""
+        base, is_number = variable.type.base, variable.type.base in INTEGERS | REALS
+        found = self._found
+        named = (found.enums, found.handles, found.callbacks)
+        if variable.length:
+            known = is_number and variable.type.pointers == 1
+        else:
+            known = variable.type.pointers > 0 or is_number or is_cuda_type(base)
+            known = known or any(base in names for names in named)
+        if not known:
+            raise DnnNotSupportedError(f"its field {variable.name} has the type {base}")
 
     def _members(self, values: Any) -> dict[str, int]:
         members: dict[str, int] = {}

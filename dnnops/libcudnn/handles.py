@@ -7,6 +7,7 @@ import operator
 import sys
 from enum import Enum
 from functools import cache
+from threading import Lock
 from types import FrameType
 from typing import Any, ClassVar, Self
 
@@ -17,6 +18,7 @@ __all__ = [
     "Handle",
     "as_handle",
     "as_optional_handle",
+    "known_handle",
     "new_handle",
     "place",
     "retire",
@@ -29,12 +31,32 @@ LEAST_ADDRESS = 4096
 class Handle(int):
     """Address of an object of cuDNN, with a subclass for each kind of object.
 
-    It is a context manager that destroys the object.
+    It is a context manager that destroys the object. There is one handle for each object, so that
+    an object cannot be destroyed through a second handle.
     """
 
     __slots__ = ()
     #: Function that destroys an object of this kind.
     destroy: ClassVar[Any] = None
+
+    def __new__(cls, address: int) -> Self:
+        """Return the handle of an object, which other code may have created.
+
+        Parameters
+        ----------
+        address : int or ctypes.c_void_p
+            Address of the object.
+
+        Raises
+        ------
+        DnnTypeError
+            If the argument is not an integer, or is a handle of another kind.
+        DnnValueError
+            If it cannot be the address of an object.
+        """
+        address = int(as_handle(address, cls, cls.__name__))
+        with _lock:
+            return _live.setdefault((cls, address), int.__new__(cls, address))
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +78,20 @@ class _Destroyed(Handle):
 
     __slots__ = ()
 
+    def __enter__(self) -> Self:
+        raise DnnValueError(f"{self!r} cannot be used")
+
+    def destroy(self) -> None:
+        """Raise `DnnValueError`, because the object was destroyed before."""
+        raise DnnValueError(f"{self!r} cannot be destroyed again")
+
     def __repr__(self) -> str:
         return f"<destroyed {type(self).__name__} {int(self):#x}>"
+
+
+#: The handle of each object that is not destroyed, by its class and address.
+_live: dict[tuple[type[Handle], int], Any] = {}
+_lock = Lock()
 
 
 @cache
@@ -65,16 +99,63 @@ def _destroyed(name: str) -> Any:
     return type(name, (_Destroyed,), {"__slots__": ()})
 
 
+def _mark(handle: Handle) -> None:
+    # So that a generated function sees from the class alone whether a handle can be used.
+    handle.__class__ = _destroyed(type(handle).__name__)
+
+
 def new_handle(value: int, kind: type[Handle]) -> Handle | None:
-    """Return a handle for an address that cuDNN returned; None for a null pointer."""
-    return kind(value) if value else None
+    """Return the handle of an object that cuDNN created; None for a null pointer."""
+    if not value:
+        return None
+    handle = int.__new__(kind, value)
+    with _lock:
+        # Other code destroyed the former object at this address.
+        former = _live.get((kind, value))
+        if former is not None:
+            _mark(former)
+        _live[kind, value] = handle
+    return handle
 
 
-def retire(handle: int) -> None:
-    """Mark a handle as destroyed; integers are ignored."""
-    if isinstance(handle, Handle):
-        # So that a generated function sees from the class alone whether a handle can be used.
-        handle.__class__ = _destroyed(type(handle).__name__)
+def known_handle(value: int, kind: type[Handle]) -> Handle | None:
+    """Return the handle of an object that cuDNN refers to; None for a null pointer.
+
+    If the object was created by other code, or is destroyed, the handle cannot destroy it.
+    """
+    if not value:
+        return None
+    return _live.get((kind, value)) or int.__new__(kind, value)
+
+
+def retire(handle: int, kind: type[Handle], name: str) -> None:
+    """Mark an object as destroyed, before it is.
+
+    Only one of several threads that destroy an object gets past this function. If cuDNN then fails
+    to destroy the object, it stays unusable.
+
+    Parameters
+    ----------
+    handle : int
+        Handle or address. Addresses of objects that other code created are ignored.
+    kind : type
+        Class of the handle.
+    name : str
+        Name of the parameter.
+
+    Raises
+    ------
+    DnnValueError
+        If it is a handle whose object was destroyed, or that does not own its object.
+    """
+    with _lock:
+        live = _live.get((kind, int(handle)))
+        if isinstance(handle, Handle) and live is not handle:
+            reason = "" if isinstance(handle, _Destroyed) else ", which other code must destroy"
+            raise DnnValueError(f"{place(name)} is {handle!r}{reason}")
+        if live is not None:
+            del _live[kind, int(handle)]
+            _mark(live)
 
 
 def as_handle(value: Any, kind: type[Handle], name: str) -> int:
@@ -124,7 +205,7 @@ def as_optional_handle(value: Any, kind: type[Handle], name: str) -> int:
             f"{place(name)} is of type {type(value).__name__}; expected a {kind.__name__},"
             " an integer or ctypes.c_void_p"
         )
-    if 0 < address < LEAST_ADDRESS or address < 0:
+    if address and not LEAST_ADDRESS <= address < 2**64:
         raise DnnValueError(f"{place(name)} is {address}, which is not the address of an object")
     return address
 
@@ -141,6 +222,12 @@ def _index(value: Any) -> int | None:
 def place(name: str) -> str:
     """Return the name of a parameter with that of the generated function being called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_name.startswith("cudnn"):
+    while frame is not None and not _is_generated(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_name}: {name}" if frame else name
+
+
+def _is_generated(frame: FrameType) -> bool:
+    # Functions of users, in which fields of structs are set, may have such names, too.
+    in_package = frame.f_globals.get("__name__") == "dnnops.libcudnn"
+    return in_package and frame.f_code.co_name.startswith("cudnn")

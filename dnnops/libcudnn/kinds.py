@@ -11,6 +11,7 @@ from dataclasses import dataclass
 __all__ = [
     "Anywhere",
     "AttributeIn",
+    "Callback",
     "CudaObject",
     "Element",
     "EnumOf",
@@ -19,6 +20,7 @@ __all__ = [
     "Kind",
     "Numbers",
     "OnDevice",
+    "OnHost",
     "Real",
     "Scale",
     "Size",
@@ -147,12 +149,23 @@ class HandleOf(Kind):
 
 
 @dataclass(frozen=True)
+class Callback(Kind):
+    """A function that cuDNN calls."""
+
+    argument_type = "Callback"
+
+    @property
+    def passed(self) -> str:
+        return f'_callback({self.name}, "{self.name}")'
+
+
+@dataclass(frozen=True)
 class CudaObject(Kind):
-    """A stream, graph or callback."""
+    """A stream or graph."""
 
     argument_type = "CudaObject"
 
-    # This expression and those below keep the argument until the function returns.
+    # This expression and those around it keep the argument until the function returns.
     @property
     def passed(self) -> str:
         return f'_cuda_object({self.name}, "{self.name}")'
@@ -179,6 +192,18 @@ class Anywhere(Kind):
 
 
 @dataclass(frozen=True)
+class OnHost(Kind):
+    """A descriptor, or memory on the host of which only the least size is known."""
+
+    size: int
+    is_written: bool
+
+    @property
+    def passed(self) -> str:
+        return f'_object({self.name}, {self.size}, "{self.name}", {self.is_written})'
+
+
+@dataclass(frozen=True)
 class Struct(Kind):
     """A struct that the function reads."""
 
@@ -186,7 +211,7 @@ class Struct(Kind):
 
     @property
     def argument_type(self) -> str:
-        return f"{self.base} | Address"
+        return f"{self.base} | Pointer"
 
     @property
     def passed(self) -> str:
@@ -198,13 +223,14 @@ class Numbers(Kind):
     """An array on the host that the function reads."""
 
     code: str
+    #: Expression of the number of elements, or of the least one if no argument gives it.
     count: str
     c_type = "void *"
     argument_type = "Sequence[int] | Pointer"
 
     @property
     def passed(self) -> str:
-        return f'_numbers({self.name}, "{self.code}", {self.count or 0}, "{self.name}")'
+        return f'_numbers({self.name}, "{self.code}", {self.count}, "{self.name}")'
 
 
 @dataclass(frozen=True)

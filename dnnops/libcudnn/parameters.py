@@ -9,18 +9,29 @@ import keyword
 import re
 from dataclasses import dataclass
 
+from dnnops.errors import DnnNotSupportedError
 from dnnops.libcudnn import kinds, results
-from dnnops.libcudnn.declarations import Declarations, Function, Type, Variable
+from dnnops.libcudnn.declarations import (
+    INTEGERS,
+    REALS,
+    Declarations,
+    Function,
+    Type,
+    Variable,
+    is_cuda_type,
+)
 from dnnops.libcudnn.kinds import Kind
 
-__all__ = ["classify"]
+__all__ = ["classify", "classify_all"]
 
 #: Factors, which cuDNN reads from the host: ``alpha``, ``beta1``, ``alphaDgrid``, ...
 _SCALES = re.compile(r"(alpha|beta)(\d|[A-Z]|$)")
 #: Single elements of a tensor, which cuDNN reads from the host or writes to it.
 _ELEMENTS = {"valuePtr", "paddingFill"}
 #: Pointers that cuDNN passes on, or whose meaning another argument gives.
-_ANYWHERE = {"udata", "param", "ptr", "tag"}
+_ANYWHERE = {"udata", "ptr", "tag"}
+#: Bytes of memory whose type another argument gives: an enum or a descriptor, and a pointer.
+_LEAST_SIZES = {"param": 4, "ptr": 8}
 #: Elements of attributes, whose type another argument gives.
 _ATTRIBUTES = "arrayOfElements"
 #: Arrays of integers on the device, besides those whose name starts with ``dev``.
@@ -49,22 +60,6 @@ _COUNTS = {
 _COUNTING = re.compile(r"nbDims|arrayLength|seqLengthArraySize")
 #: Names that generated functions use.
 _USED = {"bytes", "float", "int", "list", "tuple", "type"}
-_INTEGERS = {
-    "char": "b",
-    "int8_t": "b",
-    "uint8_t": "B",
-    "int": "i",
-    "int32_t": "i",
-    "unsigned": "I",
-    "unsigned int": "I",
-    "uint32_t": "I",
-    "long long": "q",
-    "int64_t": "q",
-    "unsigned long long": "Q",
-    "uint64_t": "Q",
-    "size_t": "Q",
-}
-_REALS = {"float": "f", "double": "d"}
 
 
 def classify(function: Function, declared: Declarations) -> list[Kind]:
@@ -80,9 +75,63 @@ def classify(function: Function, declared: Declarations) -> list[Kind]:
     Returns
     -------
     list of Kind
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If a parameter or the result has a type that is not known.
     """
-    sorter = _Sorter(function, declared, {v.name: _safe(v.name) for v in function.parameters})
+    _check_result(function)
+    names = {v.name: _safe(v.name) for v in function.parameters}
+    if "" in names:
+        raise DnnNotSupportedError("a parameter has no name")
+    sorter = _Sorter(function, declared, names)
     return [sorter.kind(variable) for variable in function.parameters]
+
+
+def classify_all(declared: Declarations) -> tuple[dict[str, list[Kind]], dict[str, str]]:
+    """Return the kinds of the parameters of each function, and why functions are left out.
+
+    Calling a function with a wrong guess at a type could end the process, so a function that is
+    unlike all others is left out.
+
+    Parameters
+    ----------
+    declared : Declarations
+        What the headers declare.
+
+    Returns
+    -------
+    kinds : dict of str to list of Kind
+        By name of the function.
+    omitted : dict of str to str
+        Reasons by name, of all other functions.
+    """
+    found, omitted = {}, {name: why for name, why in declared.unreadable.items() if name}
+    for name, function in declared.functions.items():
+        try:
+            found[name] = classify(function, declared)
+        except Exception as error:
+            omitted[name] = str(error) or type(error).__name__
+    return found, omitted
+
+
+def _check_result(function: Function) -> None:
+    result = function.result
+    is_text = result.base == "char" and result.pointers == 1
+    is_value = result.base in ("cudnnStatus_t", "void", *INTEGERS) and not result.pointers
+    if not is_text and (not is_value or result.base == "char"):
+        raise DnnNotSupportedError(f"it returns {_written(result)}, which dnnops does not convert")
+
+
+def _unknown(variable: Variable) -> DnnNotSupportedError:
+    return DnnNotSupportedError(
+        f"{variable.name} has the type {_written(variable.type)}, which dnnops does not convert"
+    )
+
+
+def _written(type_: Type) -> str:
+    return f"{type_.base}{' ' * bool(type_.pointers)}{'*' * type_.pointers}"
 
 
 def _safe(name: str) -> str:
@@ -117,8 +166,10 @@ class _Sorter:
                 return kinds.Struct(name, type_.base)
             count = self.count if "equested" in self.count else "1"
             return results.NewStructs(name, count, self._limit(), type_.base)
-        if not code:
+        if not code and name in _ANYWHERE:
             return kinds.Anywhere(name)
+        if not code or type_.pointers > 1:
+            raise _unknown(variable)
         if type_.const:
             return self._array(name, variable, code)
         # Without a number of elements, a pointer and an array are different.
@@ -141,21 +192,25 @@ class _Sorter:
             optional = functions is not None and re.search(functions, self.function.name)
             return kinds.HandleOf(name, base, bool(optional))
         if variable.type.const:
-            return kinds.Numbers(name, "P", self.count)
-        return results.NewHandle(name, base)
+            return kinds.Numbers(name, "P", self.count or "1")
+        return results.NewHandle(name, base, "Create" in self.function.name)
 
     def _value(self, name: str, variable: Variable) -> Kind:
         base = variable.type.base
         if base in self.declared.enums:
             return kinds.EnumOf(name, base)
-        if base in _REALS:
+        if base in REALS:
             return kinds.Real(name, base)
-        if base in _INTEGERS:
+        if base in INTEGERS:
             self.count = name
             is_size = any(
                 self._following(v) == name for v in self.function.parameters if _is_text(v)
             )
             return (kinds.Size if is_size else kinds.Integer)(name, base)
+        if base in self.declared.callbacks:
+            return kinds.Callback(name)
+        if not is_cuda_type(base):
+            raise _unknown(variable)
         return kinds.CudaObject(name)
 
     def _void(self, name: str, variable: Variable) -> Kind:
@@ -170,21 +225,25 @@ class _Sorter:
             return kinds.Element(name, data_type or self._scaled()[0], not data_type)
         if name == _ATTRIBUTES:
             return self._attribute(name, variable)
+        is_written = self.function.name.startswith("cudnnGet")
+        if name == "param" or (name == "ptr" and is_written):
+            return kinds.OnHost(name, _LEAST_SIZES[name], is_written)
         return kinds.Anywhere(name) if name in _ANYWHERE else kinds.OnDevice(name)
 
     def _attribute(self, name: str, variable: Variable) -> Kind:
         of_type = {v.type.base: self.names[v.name] for v in self.function.parameters}
         enum = "cudnnBackendAttributeType_t"
-        words = f"{of_type[enum]}, {enum}, {self.count}"
+        words = f"{of_type[enum]}, _types, {self.count}"
         if variable.type.const:
             return kinds.AttributeIn(name, words)
         return results.AttributeOut(name, words, "elementCount")
 
     def _following(self, variable: Variable) -> str:
         """Return the name of the next parameter."""
-        return self.names[
-            self.function.parameters[self.function.parameters.index(variable) + 1].name
-        ]
+        following = self.function.parameters.index(variable) + 1
+        if following == len(self.function.parameters):
+            raise _unknown(variable)
+        return self.names[self.function.parameters[following].name]
 
     def _scaled(self) -> tuple[str, bool]:
         """Return the first descriptor of a tensor or, without one, of filters."""
@@ -197,19 +256,20 @@ class _Sorter:
     def _array(self, name: str, variable: Variable, code: str) -> Kind:
         if (
             name.startswith("dev")
-            or variable.type.base in _REALS
+            or variable.type.base in REALS
             or (self.function.name, name) in _ON_DEVICE
         ):
             return kinds.OnDevice(name)
-        count = self.count if _COUNTING.fullmatch(self.count) else "0"
+        # Where another descriptor gives the number, it is not known here.
+        count = self.count if _COUNTING.fullmatch(self.count) else "1"
         return kinds.Numbers(name, code, _COUNTS.get((self.function.name, name), count))
 
     def _code(self, base: str) -> str:
         if base in self.declared.enums:
             return "i"
-        if base in self.declared.callbacks or base.startswith("cuda"):
+        if base in self.declared.callbacks or is_cuda_type(base):
             return "Q"
-        return _INTEGERS.get(base) or _REALS.get(base, "")
+        return INTEGERS.get(base) or REALS.get(base, "")
 
     def _is_array(self, variable: Variable) -> bool:
         return f"{variable.name}[" in self.function.signature.replace(" [", "[")

@@ -12,14 +12,22 @@ from numbers import Integral
 from typing import Any
 
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.libcudnn.handles import LEAST_ADDRESS, Handle, place
+from dnnops.libcudnn.handles import LEAST_ADDRESS, Handle, as_handle, place
 
-__all__ = ["as_address", "as_cuda_object", "as_device"]
+__all__ = [
+    "as_address",
+    "as_callback",
+    "as_cuda_object",
+    "as_device",
+    "check_address",
+    "is_on_device",
+]
 
 _DLPACK_CPU = 1
+_FUNCTION: Any = ctypes.CFUNCTYPE(None).__base__
 _POINTERS: Any = (
     ctypes._Pointer,
-    ctypes.CFUNCTYPE(None).__base__,
+    _FUNCTION,
     ctypes.c_char_p,
     type(ctypes.byref(ctypes.c_int())),
 )
@@ -54,7 +62,9 @@ def as_device(value: Any, name: str) -> int:
     if type(value) is int:
         return _known(value, name)
     try:
-        return value.data.ptr  # the fastest, of CuPy's arrays
+        address = value.data.ptr  # the fastest, of CuPy's arrays
+        if type(address) is int:
+            return address
     except (AttributeError, ValueError):  # NumPy's for dtypes that have no buffer
         pass
     address = _interface(value, name)
@@ -78,7 +88,7 @@ def _known(address: int, name: str) -> int:
     """Return an address after asking CUDA whether it is one of memory that it manages."""
     if not address:
         return 0
-    _check(address, name)
+    check_address(address, name)
     query = _query()
     if query is not None and query(address) == _INVALID_VALUE:
         raise DnnValueError(
@@ -106,11 +116,13 @@ def as_address(value: Any, name: str) -> int:
     ------
     DnnTypeError
         If the argument has no address.
+    DnnValueError
+        If it cannot be an address, or is a handle whose object was destroyed.
     """
     if value is None:
         return 0
     if isinstance(value, Handle):
-        return int(value)
+        return int(as_handle(value, Handle, name))
     if isinstance(value, _MEMORY):
         return ctypes.addressof(value)
     array = getattr(value, "__array_interface__", None)
@@ -124,17 +136,72 @@ def as_address(value: Any, name: str) -> int:
             f"{place(name)} is of type {type(value).__name__}; expected an array, an integer or a"
             " pointer of ctypes"
         )
-    _check(address, name)
+    check_address(address, name)
     return address
 
 
-def _check(address: int, name: str) -> None:
-    if address < 0 or 0 < address < LEAST_ADDRESS:
-        raise DnnValueError(f"{place(name)} is {address}, which is no address")
+def check_address(address: int, name: str) -> None:
+    """Check that an integer can be an address, or null.
+
+    Raises
+    ------
+    DnnValueError
+        If it is too small or too large.
+    """
+    if address and not LEAST_ADDRESS <= address < 2**64:
+        raise DnnValueError(f"{place(name)} is {address}, which is not an address")
+
+
+def is_on_device(value: Any) -> bool:
+    """Return whether an argument is an array on the device, whose elements must not be read."""
+    if _on_host(value):
+        return False
+    where = getattr(value, "__dlpack_device__", None)
+    if where is not None:
+        return where()[0] != _DLPACK_CPU
+    # PyTorch raises other errors than AttributeError for tensors that require a gradient.
+    with suppress(Exception):
+        return value.__cuda_array_interface__ is not None
+    return False
+
+
+def as_callback(value: Any, name: str) -> int:
+    """Return the address of a function that cuDNN calls.
+
+    Parameters
+    ----------
+    value : function of ctypes, ctypes pointer, int or None
+        An instance of a type such as ``cudnnCallback_t``, or the address of a function.
+    name : str
+        Name of the parameter.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    DnnTypeError
+        If the argument is none of these.
+    DnnValueError
+        If it cannot be an address.
+    """
+    if value is None:
+        return 0
+    address = None
+    if isinstance(value, _FUNCTION) or not callable(value):
+        address = _number(value)
+    if address is None:
+        hint = ", in which functions can be wrapped" if callable(value) else ""
+        raise DnnTypeError(
+            f"{place(name)} is of type {type(value).__name__}; expected a cudnnCallback_t{hint}"
+        )
+    check_address(address, name)
+    return address
 
 
 def as_cuda_object(value: Any, name: str) -> int:
-    """Return the address of a stream, a graph or a callback.
+    """Return the address of a stream or a graph.
 
     Parameters
     ----------
@@ -152,23 +219,31 @@ def as_cuda_object(value: Any, name: str) -> int:
     ------
     DnnTypeError
         If the argument is none of these.
+    DnnValueError
+        If it cannot be an address.
     """
     if value is None:
         return 0
     stream = getattr(value, "__cuda_stream__", None)
     if stream is not None:
-        return int(stream()[1])
+        return _checked(int(stream()[1]), name)
     for attribute in ("ptr", "cuda_stream", "handle"):
         address = getattr(value, attribute, None)
         if isinstance(address, int):
-            return address
+            return _checked(address, name)
     address = _number(value)
     if address is None:
-        hint = "; wrap functions in cudnnCallback_t" if callable(value) else ""
         raise DnnTypeError(
-            f"{place(name)} is of type {type(value).__name__}; expected an object of CUDA, an"
-            f" integer or a pointer of ctypes{hint}"
+            f"{place(name)} is of type {type(value).__name__}; expected a CUDA object, an integer"
+            " or a pointer of ctypes"
         )
+    return _checked(address, name)
+
+
+def _checked(address: int, name: str) -> int:
+    # CUDA has special streams whose numbers are small.
+    if not 0 <= address < 2**64:
+        raise DnnValueError(f"{place(name)} is {address}, which is not an address")
     return address
 
 
@@ -198,8 +273,14 @@ def _interface(value: Any, name: str) -> int | None:
     where = getattr(value, "__dlpack_device__", None)
     if where is None or where()[0] == _DLPACK_CPU:
         return None
-    # Without a stream, the producer might wait for its own.
-    capsule = value.__dlpack__(stream=-1)
+    try:
+        # Without a stream, the producer might wait for its own.
+        capsule = value.__dlpack__(stream=-1)
+    except Exception as error:
+        # PyTorch's for tensors that require a gradient, for example, says what to do.
+        raise DnnTypeError(
+            f"{place(name)} is a {type(value).__name__} that does not export its memory: {error}"
+        ) from error
     # The struct starts with the address. The array keeps the memory after the capsule is gone.
     tensor = _pointer_of_capsule()(capsule, b"dltensor")
     data = ctypes.c_void_p.from_address(tensor).value or 0

@@ -85,6 +85,8 @@ class NewHandle(_Slot):
     """A handle that is returned."""
 
     base: str
+    #: Whether the function creates the object.
+    created: bool
     slot = "Q"
 
     @property
@@ -93,7 +95,7 @@ class NewHandle(_Slot):
 
     @property
     def result(self) -> str:
-        return f"_new_handle({self.name}, {self.base})"
+        return f"{'_new' if self.created else '_known'}_handle({self.name}, {self.base})"
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dnnops.errors import DnnTypeError
 from dnnops.libcudnn.calls import Symbols, void_pointer
 from dnnops.libcudnn.handles import place
-from dnnops.libcudnn.pointers import as_address
+from dnnops.libcudnn.memory import host_memory, is_pointer
+from dnnops.libcudnn.pointers import is_on_device
+from dnnops.libcudnn.values import as_float
 
 __all__ = ["Scaling"]
 
@@ -63,10 +66,9 @@ def _as_double(value: Any, name: str) -> Any:
 
 def _other(value: Any, name: str, pack: Callable[[float], bytes]) -> Any:
     """Convert another number than a float, or a pointer; an integer is a number, too."""
-    if isinstance(value, ctypes.c_float | ctypes.c_double):
-        value = value.value
-    if value is None:
-        raise DnnTypeError(f"{place(name)} is None; expected a number")
-    if hasattr(value, "__float__") or hasattr(value, "__index__"):
-        return pack(float(value))
-    return void_pointer(as_address(value, name))
+    if is_pointer(value):
+        return void_pointer(host_memory(value, len(pack(0.0)), name))
+    # NumPy's arrays with one element are numbers, and those on the device are not copied.
+    if isinstance(value, bool | np.bool_) or (hasattr(value, "tolist") and is_on_device(value)):
+        raise DnnTypeError(f"{place(name)} is of type {type(value).__name__}; expected a number")
+    return pack(as_float(value, name))

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from dnnops.libcudnn.declarations import Declarations, Function, Variable
-from dnnops.libcudnn.kinds import HandleOf, Kind, Scale
-from dnnops.libcudnn.parameters import classify
+from dnnops.libcudnn.kinds import EnumOf, HandleOf, Integer, Kind, Scale
+from dnnops.libcudnn.parameters import classify_all
 
 __all__ = ["aliases", "destroyed_handle", "field_type", "write_module"]
 
@@ -17,17 +17,24 @@ import ctypes as _ctypes
 from enum import IntEnum as _IntEnum
 from struct import unpack_from as _unpack
 
-from dnnops.libcudnn.attributes import Attribute as _Attribute, as_attribute as _attribute
+from dnnops.libcudnn.attributes import (
+    Attribute as _Attribute,
+    ElementTypes as _ElementTypes,
+    as_attribute as _attribute,
+)
 from dnnops.libcudnn.calls import Symbols as _Symbols, text as _text
 from dnnops.libcudnn.handles import (
     Handle as _Handle,
     as_handle as _handle,
     as_optional_handle as _optional_handle,
+    known_handle as _known_handle,
     new_handle as _new_handle,
     retire as _retire,
 )
+from dnnops.libcudnn.memory import object_or_memory as _object
 from dnnops.libcudnn.pointers import (
     as_address as _address,
+    as_callback as _callback,
     as_cuda_object as _cuda_object,
     as_device as _device,
 )
@@ -45,6 +52,7 @@ from dnnops.libcudnn.values import (
     as_int as _int,
     as_numbers as _numbers,
     new_array as _array,
+    out_of_range as _out_of_range,
     outputs as _outputs,
     to_enum as _to_enum,
     to_number as _to_number,
@@ -55,17 +63,22 @@ from dnnops.runtime.find import find_cudnn as _find_cudnn
 #: Types of ctypes by type of C; all other types are addresses.
 _CTYPES = {
     "char": "c_char",
+    "int8_t": "c_int8",
+    "uint8_t": "c_uint8",
     "int": "c_int",
     "int32_t": "c_int32",
-    "int64_t": "c_int64",
     "unsigned": "c_uint",
+    "unsigned int": "c_uint",
     "uint32_t": "c_uint32",
-    "uint64_t": "c_uint64",
+    "long long": "c_int64",
+    "int64_t": "c_int64",
     "unsigned long long": "c_uint64",
+    "uint64_t": "c_uint64",
     "size_t": "c_size_t",
     "float": "c_float",
     "double": "c_double",
 }
+_ATTRIBUTE_TYPES = "cudnnBackendAttributeType_t"
 _WIDTH = 96
 #: Bytes that follow a result in its memory.
 _PADDING = {"i": "4x", "I": "4x", "f": "4x", "b": "7x", "B": "7x"}
@@ -89,8 +102,10 @@ def write_module(declared: Declarations) -> str:
     -------
     str
     """
-    kinds = {name: classify(function, declared) for name, function in declared.functions.items()}
+    kinds, omitted = classify_all(declared)
+    functions = {name: declared.functions[name] for name in kinds}
     parts = [_HEAD.format(version=declared.version)]
+    parts.append(f"__version__ = {declared.version!r}\n_omitted = {omitted!r}\n")
     parts += [f"{name} = {value!r}\n" for name, value in declared.constants.items()]
     for name, members in declared.enums.items():
         lines = [f"    {member} = {value}" for member, value in members.items()]
@@ -104,11 +119,13 @@ def write_module(declared: Declarations) -> str:
         types = ", ".join(_ctype(parameter, declared) for parameter in parameters)
         parts.append(f"\n\n{name} = _ctypes.CFUNCTYPE(None, {types})\n")
     parts.append("\n\n_c = _Symbols(_find_cudnn(), {\n")
-    for name, function in declared.functions.items():
+    for name, function in functions.items():
         types = ", ".join(kind.c_type for kind in kinds[name])
         parts.append(f'    "{name}": "{_returned(function)}({types})",\n')
     parts.append("})\n_scaling = _Scaling(_c)\n")
-    for name, function in declared.functions.items():
+    if _ATTRIBUTE_TYPES in declared.enums:
+        parts.append(f"_types = _ElementTypes({_ATTRIBUTE_TYPES}, globals())\n")
+    for name, function in functions.items():
         parts.append("\n\n" + "\n".join(_function(function, kinds[name])) + "\n")
         destroyed = destroyed_handle(function, kinds[name])
         if destroyed:
@@ -126,7 +143,8 @@ def destroyed_handle(function: Function, kinds: Sequence[Kind]) -> str:
 def _ctype(variable: Variable, declared: Declarations) -> str:
     type_ = variable.type
     if type_.pointers == 1 and type_.base == "char":
-        return "_ctypes.c_char_p"
+        # ctypes would copy c_char_p up to the first zero, which separates lines of a message.
+        return "_ctypes.POINTER(_ctypes.c_char)"
     if type_.pointers == 1 and type_.base in declared.structs:
         return f"_ctypes.POINTER({type_.base})"
     if type_.base in declared.enums and not type_.pointers:
@@ -184,31 +202,47 @@ def _function(function: Function, kinds: Sequence[Kind]) -> Iterator[str]:
     # What depends on converted arguments comes last.
     ordered = sorted(kinds, key=lambda kind: bool(kind.result) or isinstance(kind, Scale))
     yield from dict.fromkeys(f"    {line}" for kind in ordered for line in kind.before())
+    if destroyed := destroyed_handle(function, kinds):
+        # Afterwards, another thread could destroy it, too.
+        yield f'    _retire({kinds[0].name}, {destroyed}, "{kinds[0].name}")'
     slots = [kind for kind in kinds if kind.slot]
     if slots:
         yield f"    _out, _at = _outputs({len(slots)})"
     places = {kind.name: f"_at + {8 * i}" if i else "_at" for i, kind in enumerate(slots)}
     passed = [places.get(kind.name, kind.passed) for kind in kinds]
     call = f"_c.{function.name}("
+    scalars = [
+        f'("{kind.name}", {kind.name}, "{kind.c_type}")'
+        for kind in kinds
+        if isinstance(kind, Integer | EnumOf)
+    ]
+    if scalars:
+        yield "    try:"
+        yield from (f"    {line}" for line in _call(function, call, passed))
+        yield "    except OverflowError as _error:"
+        yield from _wrapped("        raise _out_of_range(", ["_error", *scalars], ") from None")
+    else:
+        yield from _call(function, call, passed)
     if function.result.base == "cudnnStatus_t":
-        yield from _wrapped(f"    _status = {call}", passed, ")")
         yield "    if _status:"
         yield f'        _c.fail("{function.name}", _status)'
-    elif function.result.base == "char":
-        yield from _wrapped(f"    return _text({call}", passed, "))")
-    elif function.result.base == "void":
-        yield from _wrapped(f"    {call}", passed, ")")
-    else:
-        yield from _wrapped(f"    return {call}", passed, ")")
     if slots:
         code = "=" + "".join(kind.slot + _PADDING.get(kind.slot, "") for kind in slots)
         names = ", ".join(kind.name for kind in slots)
         yield f'    {names}{"," * (len(slots) == 1)} = _unpack("{code}", _out)'
-    if destroyed_handle(function, kinds):
-        yield f"    _retire({kinds[0].name})"
     results = [kind.result for kind in kinds if kind.result]
     if results:
         yield from _wrapped("    return ", results, "")
+
+
+def _call(function: Function, call: str, passed: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that call the C function, and return what is not a status."""
+    result = function.result.base
+    if result == "char":
+        yield from _wrapped(f"    return _text({call}", passed, "))")
+    else:
+        start = {"cudnnStatus_t": "_status = ", "void": ""}.get(result, "return ")
+        yield from _wrapped(f"    {start}{call}", passed, ")")
 
 
 def _wrapped(start: str, items: Sequence[str], end: str) -> Iterator[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from keyword import iskeyword
 
 from dnnops.libcudnn.declarations import Declarations, Function
 from dnnops.libcudnn.kinds import Kind
-from dnnops.libcudnn.parameters import classify
+from dnnops.libcudnn.parameters import classify_all
 from dnnops.libcudnn.source import aliases, destroyed_handle, field_type
 
 __all__ = ["write_stubs"]
@@ -24,9 +25,11 @@ Address: TypeAlias = int | c_void_p
 Pointer: TypeAlias = Any
 # Array on the device, its address, or None.
 DeviceArray: TypeAlias = Any
-# Stream, graph or callback, or its address.
+# Stream or graph, or its address.
 CudaObject: TypeAlias = Any
-# Elements of an attribute, or their address.
+# Instance of a type such as cudnnCallback_t, its address, or None.
+Callback: TypeAlias = Any
+# Elements of an attribute, one element, or a pointer of ctypes.
 Attributes: TypeAlias = Any
 """
 
@@ -43,14 +46,15 @@ def write_stubs(declared: Declarations) -> str:
     -------
     str
     """
-    kinds = {name: classify(function, declared) for name, function in declared.functions.items()}
+    kinds, _ = classify_all(declared)
+    functions = {name: declared.functions[name] for name in kinds}
     lines = [_HEAD.format(version=declared.version)]
     lines += [f"{name}: {type(value).__name__}" for name, value in declared.constants.items()]
     for name, members in declared.enums.items():
         lines += ["", f"class {name}(IntEnum):"]
         lines += [f"    {member} = {value}" for member, value in members.items()]
     lines += ["", *(f"{short} = {name}" for short, name in aliases(declared).items())]
-    destroyable = {destroyed_handle(f, kinds[name]) for name, f in declared.functions.items()}
+    destroyable = {destroyed_handle(f, kinds[name]) for name, f in functions.items()}
     for name in declared.handles:
         lines += ["", f"class {name}(int):", "    def __enter__(self) -> Self: ..."]
         lines.append("    def __exit__(self, *error: object) -> None: ...")
@@ -58,9 +62,13 @@ def write_stubs(declared: Declarations) -> str:
             lines.append("    def destroy(self) -> None: ...")
     for name, fields in declared.structs.items():
         lines += ["", f"class {name}(Structure):"]
-        lines += [f"    {field.name}: {field_type(field, declared)}" for field in fields]
+        lines += [
+            f"    {field.name}: {field_type(field, declared)}"
+            for field in fields
+            if not iskeyword(field.name)
+        ]
     lines += ["", *(f"{name}: Any" for name in declared.callbacks)]
-    for name, function in declared.functions.items():
+    for name, function in functions.items():
         lines.append(_function(function, kinds[name]))
     return "\n".join(lines) + "\n"
 

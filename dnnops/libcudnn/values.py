@@ -9,10 +9,11 @@ from array import array
 from enum import Enum, IntEnum
 from typing import Any
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnOverflowError, DnnTypeError, DnnValueError
 from dnnops.libcudnn.calls import void_pointer
+from dnnops.libcudnn.declarations import INTEGERS
 from dnnops.libcudnn.handles import Handle, place
-from dnnops.libcudnn.pointers import as_address
+from dnnops.libcudnn.memory import host_memory, is_pointer
 
 __all__ = [
     "as_element",
@@ -20,12 +21,18 @@ __all__ = [
     "as_float",
     "as_int",
     "as_numbers",
+    "bounds",
+    "check_count",
     "new_array",
+    "out_of_range",
     "outputs",
+    "pack_error",
     "to_enum",
     "to_number",
 ]
 
+#: More elements than any array of results has.
+_MOST = 2**20
 #: Blank memory for each number of results.
 _BLANK = [array("q", bytes(8 * count)) for count in range(32)]
 
@@ -48,10 +55,23 @@ def new_array(code: str, count: int, name: str) -> tuple[array[Any], int]:
     name : str
         Name of the parameter that gives it.
     """
-    if count < 0:
-        raise DnnValueError(f"{place(name)} is {count}; expected no negative number")
+    check_count(count, name)
     out = array(code, bytes(array(code).itemsize * count))
     return out, out.buffer_info()[0]
+
+
+def check_count(count: int, name: str) -> None:
+    """Check a number of elements before memory for them is allocated.
+
+    Raises
+    ------
+    DnnValueError
+        If it is negative, or so large that it must be a mistake.
+    """
+    if count < 0:
+        raise DnnValueError(f"{place(name)} is {count}; it must not be negative")
+    if count > _MOST:
+        raise DnnValueError(f"{place(name)} is {count}; expected at most {_MOST}")
 
 
 def as_int(value: Any, name: str) -> int:
@@ -73,9 +93,39 @@ def as_float(value: Any, name: str) -> float:
     if not isinstance(value, str | bytes | bytearray | Handle | Enum):
         try:
             return float(value)
+        except OverflowError as error:
+            raise DnnOverflowError(f"{place(name)}: {error}") from None
         except (TypeError, ValueError):
             pass
     raise DnnTypeError(f"{place(name)} is of type {type(value).__name__}; expected a number")
+
+
+def bounds(code: str) -> tuple[int, int]:
+    """Return the least and greatest number of an integer type, given as in `struct`."""
+    bits = 8 * struct.calcsize(code)
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if code.islower() else (0, 2**bits - 1)
+
+
+def out_of_range(error: OverflowError, *scalars: tuple[str, Any, str]) -> DnnOverflowError:
+    """Return the exception for a call in which a number did not fit.
+
+    Parameters
+    ----------
+    error : OverflowError
+        Exception of the conversion to C, which does not name the argument, or of another argument.
+    *scalars : tuple
+        Name, value and C type of each argument that is a number.
+    """
+    if isinstance(error, DnnOverflowError):
+        return error
+    for name, value, type_ in scalars:
+        if type_ in INTEGERS:
+            least, greatest = bounds(INTEGERS[type_])
+            if not least <= value <= greatest:
+                return DnnOverflowError(
+                    f"{place(name)} is {value}; expected {least} to {greatest} ({type_})"
+                )
+    return DnnOverflowError(place(str(error)))
 
 
 def as_enum(value: Any, kind: type[IntEnum], name: str) -> int:
@@ -102,8 +152,8 @@ def as_numbers(value: Any, code: str, count: int, name: str) -> Any:
 
     Parameters
     ----------
-    value : sequence, ctypes pointer, int or None
-        Sequence of numbers, enums or handles, or an address.
+    value : sequence, ctypes pointer or None
+        Sequence of numbers or enums, or its address.
     code : str
         Type of the elements, as in `struct`.
     count : int
@@ -118,27 +168,52 @@ def as_numbers(value: Any, code: str, count: int, name: str) -> Any:
     Raises
     ------
     DnnTypeError
-        If an element is no integer.
+        If the argument is not a sequence, or an element is not an integer.
     DnnValueError
         If the sequence is too short or null, or an element does not fit into the type.
     """
-    if hasattr(value, "tolist"):  # of NumPy
-        value = value.tolist()
-    if isinstance(value, str | bytes):
-        return (value.encode() if isinstance(value, str) else value) + bytes(1)
     if not isinstance(value, list | tuple | range):
-        address = as_address(value, name)
-        if not address and count > 0:
-            raise DnnValueError(f"{place(name)} is null; expected {count} elements")
-        return void_pointer(address)
+        value = _sequence(value, code, count, name)
+        if not isinstance(value, list | tuple):
+            return value
     if len(value) < count:
         raise DnnValueError(f"{place(name)} has {len(value)} elements; expected {count}")
     try:
         return struct.pack(f"{len(value)}{code}", *value)
     except struct.error as error:
-        wrong = next((item for item in value if not hasattr(item, "__index__")), None)
-        kind = DnnValueError if wrong is None else DnnTypeError
-        raise kind(f"{place(name)} is {value!r}: {error}") from None
+        raise pack_error(value, name, error) from None
+
+
+def _sequence(value: Any, code: str, count: int, name: str) -> Any:
+    """Return another sequence than Python's as a list, or what is passed to cuDNN as it is."""
+    if value is None or (type(value) is int and value == 0):
+        if count > 0:
+            raise DnnValueError(f"{place(name)} is null; expected {count} elements")
+        return void_pointer(0)
+    if code == "b" and isinstance(value, str | bytes):
+        return (value.encode() if isinstance(value, str) else value) + bytes(1)
+    if is_pointer(value):
+        return void_pointer(host_memory(value, count * struct.calcsize(code), name))
+    if isinstance(value, ctypes.Array):
+        return list(value)
+    elements = value.tolist() if hasattr(value, "tolist") else value  # of NumPy
+    if not isinstance(elements, list | tuple):
+        raise DnnTypeError(
+            f"{place(name)} is of type {type(value).__name__}; expected a sequence or a pointer of"
+            " ctypes"
+        )
+    return elements
+
+
+def pack_error(value: Any, name: str, error: Exception) -> DnnTypeError | DnnValueError:
+    """Return the exception for numbers that `struct` refused."""
+    # `struct` raises the same exception for a wrong type.
+    kind = DnnOverflowError if all(map(_is_number, value)) else DnnTypeError
+    return kind(f"{place(name)} is {value!r}: {error}")
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, Handle)
 
 
 #: Formats of `struct` by type of data; others have no number in Python.
@@ -185,15 +260,19 @@ def as_element(value: Any, data_type: Any, kind: type[IntEnum], name: str) -> An
     """
     if value is None:
         return void_pointer(0)
-    if isinstance(value, ctypes._SimpleCData) or not hasattr(value, "__float__"):
-        return void_pointer(as_address(value, name))
     code = _format(data_type, kind)
+    if isinstance(value, ctypes._SimpleCData | ctypes.Array) or not hasattr(value, "__float__"):
+        return void_pointer(host_memory(value, struct.calcsize(code or "b"), name))
     if not code:
         raise DnnTypeError(
             f"{place(name)} is a number; expected a pointer of ctypes to an element of type"
             f" {to_enum(data_type, kind)!r}"
         )
-    return struct.pack(code, float(value) if code in "fde" else as_int(value, name))
+    number = as_float(value, name) if code in "fde" else as_int(value, name)
+    try:
+        return struct.pack(code, number)
+    except (struct.error, OverflowError) as error:
+        raise DnnOverflowError(f"{place(name)} is {value!r}: {error}") from None
 
 
 def to_number(memory: bytes, data_type: int, kind: type[IntEnum]) -> Any:

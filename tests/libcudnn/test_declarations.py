@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from dnnops.errors import DnnUnavailableError
 from dnnops.libcudnn.declarations import Type, read_headers
 from dnnops.libcudnn.kinds import CudaObject, OnDevice
-from dnnops.libcudnn.parameters import classify
+from dnnops.libcudnn.parameters import classify, classify_all
 from dnnops.libcudnn.preprocess import Preprocessor, constant
 from dnnops.libcudnn.results import NewNumber
 from dnnops.libcudnn.source import write_module
@@ -112,6 +113,70 @@ def test_headers_that_cannot_be_read(headers: Path):
     (headers / "cudnn_v9.h").write_text("template <typename T> struct cudnnThing;")
     with pytest.raises(DnnUnavailableError, match="cannot be read"):
         read_headers(headers)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("#define CUDNN_PATCHLEVEL 2", "", "CUDNN_PATCHLEVEL"),
+        (
+            "#define CUDNN_FLAGS",
+            "#endif\n#endif\n#endif\n#endif\n#define CUDNN_FLAGS",
+            "IndexError",
+        ),
+    ],
+)
+def test_headers_that_are_unlike_any(headers: Path, old: str, new: str, message: str):
+    (headers / "cudnn_v9.h").write_text(HEADER.replace(old, new))
+    with pytest.raises(DnnUnavailableError, match=f"cannot be read: .*{message}"):
+        read_headers(headers)
+
+
+BIG = "typedef struct { int a; long b; } cudnnBig_t;\n"
+
+
+@pytest.mark.parametrize(
+    ("declaration", "reason"),
+    [
+        ("int cudnnOdd(cudnnBig_t by_value);", "by_value has the type cudnnBig_t"),
+        ("int cudnnOdd(union cudnnUnion *u);", r"u has the type cudnnUnion \*"),
+        ("int cudnnOdd(bool yes);", "yes has the type bool"),
+        ("int cudnnOdd(int **numbers);", r"numbers has the type int \*\*"),
+        ("int cudnnOdd(char *text);", r"text has the type char \*"),
+        ("int cudnnOdd(int, int);", "a parameter has no name"),
+        ("cudnnBig_t cudnnOdd(int a);", "it returns cudnnBig_t"),
+        ("int *cudnnOdd(int a);", r"it returns int \*"),
+        ("int cudnnOdd(int a, int b[sizeof(int)]);", "not a constant expression"),
+    ],
+)
+def test_unusual_function_is_left_out(headers: Path, declaration: str, reason: str):
+    """The others can be used, and nothing about this one is guessed."""
+    text = HEADER.replace("int type);", f"int type);\n{BIG}{declaration}\n")
+    (headers / "cudnn_v9.h").write_text(text)
+    declared = read_headers(headers)
+    kinds, omitted = classify_all(declared)
+    assert set(kinds) == {"cudnnCreateThing", "cudnnUseThing"}
+    assert re.search(reason, omitted["cudnnOdd"])
+    source = write_module(declared)
+    compile(source, "module", "exec")
+    assert "def cudnnOdd" not in source
+    assert f'"cudnnOdd": {omitted["cudnnOdd"]!r}' in source.replace("'cudnnOdd'", '"cudnnOdd"')
+    assert "cudnnOdd" not in write_stubs(declared)
+
+
+def test_unusual_types_are_left_out(headers: Path):
+    """A struct with a wrong size would be worse than none."""
+    text = HEADER.replace(
+        "int type);",
+        "int type);\ntypedef struct { cudnnTime_t t; int from; } cudnnInner_t;\n"
+        "typedef struct { cudnnInner_t inner; } cudnnNested_t;\n"
+        "typedef enum { CUDNN_CAST = (int)1 } cudnnCast_t;\n",
+    )
+    (headers / "cudnn_v9.h").write_text(text)
+    declared = read_headers(headers)
+    assert set(declared.structs) == {"cudnnInner_t"}
+    assert {"cudnnNested_t", "cudnnCast_t"} == set(declared.unreadable)
+    compile(write_stubs(declared), "stubs", "exec")  # "from" is a keyword of Python
 
 
 @pytest.mark.parametrize(

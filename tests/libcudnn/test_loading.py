@@ -1,4 +1,4 @@
-"""The generated module: when it is made, where it is stored, and what happens if it cannot be."""
+"""The generated module: when it is made, and what happens if it cannot be."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from dnnops.libcudnn import loading
 from dnnops.libcudnn.__main__ import main
 from dnnops.libcudnn.declarations import read_headers
 from dnnops.libcudnn.stubs import write_stubs
-from dnnops.runtime import files
 from dnnops.runtime.find import find_cudnn
 
 ROOT = Path(__file__).parents[2]
 STUBS = ROOT / "dnnops" / "libcudnn" / "__init__.pyi"
 
 
-def run(program: str) -> str:
+def run(program: str, **variables: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=os.environ | variables,
     )
     return done.stdout
 
 
 def test_importing_does_nothing():
-    """Not even names of modules or `hasattr` for special names search for cuDNN."""
+    """Not even `hasattr` for special names, or for those of other modules, searches for cuDNN."""
     program = (
         "import sys, dnnops; before = set(sys.modules)\n"
         "from dnnops import libcudnn\n"
-        "hasattr(libcudnn, '__wrapped__'), hasattr(libcudnn, 'loading')\n"
+        "hasattr(libcudnn, '__wrapped__'), hasattr(libcudnn, 'loading'), hasattr(libcudnn, 'Foo')\n"
         "print(sorted(set(sys.modules) - before))"
     )
     assert run(program).strip() == "['dnnops.libcudnn']"
@@ -52,56 +56,30 @@ def test_missing_cudnn(tmp_path, monkeypatch):
         with pytest.raises(DnnUnavailableError, match=str(tmp_path)):
             _ = libcudnn.cudnnCreate
         assert dir(libcudnn) == []
-
-
-@pytest.fixture
-def directory(tmp_path, monkeypatch) -> Path:
-    """Return the folder of stored modules, which does not exist yet."""
-    folder = tmp_path / "compiled" / "dnnops"
-    monkeypatch.setattr(loading, "_modules", [])
-    monkeypatch.setattr(loading, "_directory", lambda: folder)
-    return folder
+        # `pickle` looks for names of other objects in all modules.
+        for name in ("cudnnCreate", "Foo"):
+            assert not hasattr(libcudnn, name)
 
 
 @pytest.mark.needs("cudnn")
-def test_stored_module(directory, monkeypatch):
-    first = loading.generated_module()
-    assert loading.generated_module() is first
-    (path,) = directory.glob("libcudnn_*.py")
-    assert first.cudnnGetVersion.__code__.co_filename == str(path)
-
-    # It is read by later processes, and made again if it is damaged.
-    monkeypatch.setattr(loading, "_modules", [])
-    text = path.read_text()
-    with monkeypatch.context() as patch:
-        patch.setattr(loading, "read_headers", None)
-        assert loading.generated_module().cudnnGetVersion() == first.cudnnGetVersion()
-    for damaged in (text[: len(text) // 2], text.replace("cudnnGetVersion", "cudnnGetVersioN"), ""):
-        path.write_text(damaged)
-        monkeypatch.setattr(loading, "_modules", [])
-        assert loading.generated_module().cudnnGetVersion() == first.cudnnGetVersion()
-        assert path.read_text() == text
-
-
-@pytest.mark.needs("cudnn")
-@pytest.mark.parametrize("obstacle", ["full disk", "a file", "others may write", "read-only"])
-def test_module_that_cannot_be_stored(directory, tmp_path, monkeypatch, obstacle):
-    if obstacle == "full disk":
-
-        def replace(*arguments: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(files, "replace", replace)
-    elif obstacle == "a file":
-        directory.parent.mkdir()
-        directory.write_text("")
-    elif obstacle == "others may write":
-        directory.mkdir(parents=True)
-        directory.chmod(0o777)
-    else:
-        monkeypatch.setattr(loading, "_directory", lambda: Path("/proc/none"))
-    assert loading.generated_module().cudnnGetVersion() > 90000
-    assert not list(tmp_path.rglob("libcudnn_*.py"))
+def test_module_is_generated_once_and_in_memory(tmp_path):
+    """No other process can change the code, and tracebacks show its lines."""
+    program = (
+        "import inspect, linecache, traceback\n"
+        "from dnnops import libcudnn\n"
+        "from dnnops.libcudnn.loading import generated_module\n"
+        "assert generated_module() is generated_module()\n"
+        "linecache.checkcache()\n"
+        "print(inspect.getsource(libcudnn.cudnnGetVersion).splitlines()[0])\n"
+        "try:\n"
+        "    libcudnn.cudnnDestroyTensorDescriptor('x')\n"
+        "except TypeError:\n"
+        "    print(traceback.format_exc())\n"
+    )
+    printed = run(program, PYTENSOR_FLAGS=f"base_compiledir={tmp_path}")
+    assert printed.startswith("def cudnnGetVersion():\n")
+    assert "tensorDesc = _handle(tensorDesc, cudnnTensorDescriptor_t" in printed
+    assert not list(tmp_path.rglob("*libcudnn*"))
 
 
 # --- Stubs ---------------------------------------------------------------------------------------
