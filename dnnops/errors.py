@@ -42,13 +42,6 @@ class DnnUnavailableError(DnnError, RuntimeError):
     """Raised when a required library, compiler or device is missing; the message names it."""
 
 
-class DnnUnavailableNameError(DnnUnavailableError, AttributeError):
-    """Raised for a name of a library that is missing.
-
-    It is also an `AttributeError`, because `hasattr` and `pickle` look for names in all modules.
-    """
-
-
 class DnnCacheError(DnnError, RuntimeError):
     """Raised when the plan cache, or a file exported from it, cannot be read or written."""
 

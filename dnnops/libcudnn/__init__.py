@@ -39,20 +39,15 @@ def __getattr__(name: str) -> Any:
     AttributeError
         If cuDNN does not declare the name. The message says what replaces it, or why dnnops
         cannot call the function.
-    DnnUnavailableNameError
-        If cuDNN or its headers are missing. It is a DnnUnavailableError and an AttributeError.
+    DnnUnavailableError
+        If cuDNN or its headers are missing.
     """
     # Others are looked up here, too, such as names of modules.
     if not name.startswith(_PREFIXES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from dnnops.errors import DnnUnavailableError, DnnUnavailableNameError
-
-    try:
-        names = _generated()
-    except DnnUnavailableError as error:
-        raise DnnUnavailableNameError(str(error)) from error
     if name == "__all__":
-        return sorted(names)
+        return __dir__()
+    names = _generated()
     if name not in names:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {_reason(name)}")
     globals().update(names)
