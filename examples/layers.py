@@ -8,7 +8,8 @@ import pytensor.tensor as pt
 
 from dnnops import layers, optim
 
-# Data: noise. Half of the images have a brighter upper half; the network learns to tell them apart.
+# Data: noise. Half of the images have a brighter upper half, which
+# the network learns to find.
 rng = np.random.default_rng(0)
 images = rng.standard_normal((512, 1, 12, 12)).astype("float32")
 labels = rng.integers(0, 2, 512)
