@@ -10,7 +10,7 @@ import functools
 import os
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,24 @@ SEED = (
     if _GIVEN == "random"
     else int(_GIVEN or seed_of_commit())
 )
+
+
+def sampled(values: Iterable[str], most: int = 12) -> list[str]:
+    """Return some of many values that take long to test; each commit tests others.
+
+    Parameters
+    ----------
+    values : iterable of str
+        Different values.
+    most : int
+        Number of values to return, if there are so many.
+
+    Returns
+    -------
+    list of str
+    """
+    every = sorted(values)
+    return random.Random(SEED).sample(every, min(most, len(every)))
 
 
 class _Perform(PerformLinker):

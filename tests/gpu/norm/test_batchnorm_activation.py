@@ -20,7 +20,7 @@ from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor
 from tests.gpu.device import rounded
 from tests.gpu.norm.test_batchnorm import Case
-from tests.oracle import RELATIVE_ERROR, repeat_command
+from tests.oracle import RELATIVE_ERROR, repeat_command, sampled
 
 EPSILON, FACTOR = 0.125, 0.25
 
@@ -251,8 +251,8 @@ def test_large_means(kernels, case):
 
 @pytest.mark.needs("cudnn", "nvrtc")
 def test_gpu_compiler():
-    """NVRTC compiles all kinds, without a GPU, and keeps everything in registers."""
-    for options in {work.options.decode() for case in CASES for work in works(case)}:
+    """NVRTC compiles kernels without a GPU, and keeps everything in registers."""
+    for options in sampled({work.options.decode() for case in CASES for work in works(case)}):
         log = compile_cuda(kernel_source("batchnorm"), "-Xptxas=-v", *options.split()).log
         (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
         assert spilled <= 64, f"{options}: {log}"
