@@ -5,6 +5,8 @@ an ordinary graph, so that the result works with `pytensor.function`, `pytensor.
 other part of PyTensor.
 """
 
+import sys
+
 from dnnops.layers.activation import (
     GELU,
     ClippedReLU,
@@ -69,6 +71,7 @@ from dnnops.layers.spatial_transformer import (
     BilinearSampler,
     SpatialTransformer,
 )
+from dnnops.layers.switches import WithSwitches
 from dnnops.layers.torch_weights import from_torch, to_torch
 
 __all__ = [
@@ -142,3 +145,7 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the public names, without the submodules that define them."""
     return list(__all__)
+
+
+# `benchmark`, `fastest` and `verbose`
+sys.modules[__name__].__class__ = WithSwitches
