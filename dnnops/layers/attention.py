@@ -55,6 +55,7 @@ class MultiHeadAttention(Layer):
     Vaswani et al., Attention Is All You Need (2017).
     """
 
+    takes_own_dtype = True
     in_proj_weight: Any
     in_proj_bias: Any
 

@@ -29,6 +29,7 @@ class _Convolution(Layer):
 
     transposed: ClassVar[bool] = False
     convertible = True
+    takes_own_dtype = True
     weight: Any
     bias: Any
 

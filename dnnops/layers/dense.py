@@ -47,6 +47,7 @@ class Linear(Layer):
     bias : SharedVariable of shape (output_size,), or None
     """
 
+    takes_own_dtype = True
     weight: Any
     bias: Any
 

@@ -69,6 +69,8 @@ class Layer:
 
     #: Whether `dnnops.layers.convert` changes the layer.
     convertible: ClassVar[bool] = False
+    #: Whether inputs must have the dtype of the parameters. Others would be computed in float64.
+    takes_own_dtype: ClassVar[bool] = False
 
     def __init__(self, dtype: str | None = None, rng: Any = None):
         name = pytensor.config.floatX if dtype is None else dtype
@@ -94,7 +96,21 @@ class Layer:
         raise NotImplementedError(f"{self._name()} defines no forward")
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """Call :meth:`forward`."""
+        """Call :meth:`forward`.
+
+        Raises
+        ------
+        DnnTypeError
+            If the layer is one of dnnops with parameters, and an input is of another dtype.
+        """
+        if self.takes_own_dtype and self._parameters:
+            for x in inputs:
+                dtype = getattr(getattr(x, "type", None), "dtype", self.dtype)
+                if dtype in HOST_FLOAT_DTYPES and dtype != self.dtype:
+                    raise DnnTypeError(
+                        f"{self._name()}: the input has dtype {dtype}, but the layer has "
+                        f"{self.dtype}; make the layer with dtype={dtype!r}, or set the flag floatX"
+                    )
         found = self.forward(*inputs, **options)
         if self._place is None:
             return found

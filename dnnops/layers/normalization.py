@@ -60,6 +60,7 @@ class BatchNormalization(Layer):
     #: Number of dimensions of a batch.
     ndim: ClassVar[int] = 2
     convertible = True
+    takes_own_dtype = True
     weight: Any
     bias: Any
     running_mean: Any
@@ -142,6 +143,7 @@ class VolumetricBatchNormalization(BatchNormalization):
 class _OverLastAxes(Layer):
     """Normalization over the last axes."""
 
+    takes_own_dtype = True
     weight: Any
 
     def __init__(self, shape: Any, eps: float, affine: bool, dtype: str | None):

@@ -67,6 +67,7 @@ class RNN(Layer):
     weight: Any
     default_mode: ClassVar[str] = "rnn_relu"
     convertible = True
+    takes_own_dtype = True
 
     def __init__(
         self,

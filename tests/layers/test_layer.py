@@ -180,12 +180,23 @@ def test_float16_normalization_keeps_its_statistics_in_float32():
     np.testing.assert_allclose(run(layer.eval(), x).std(), 1, rtol=0.01)
 
 
-def test_float32_averages_of_float64_images():
-    layer = layers.BatchNormalization(2, dtype="float32")
-    x = pt.dmatrix("x")
-    f = pytensor.function([x], layer(x), updates=layer.updates(), mode=PERFORM_MODE)
-    f(normal(4, 2))
-    assert layer.running_mean.get_value().dtype == "float32"
+@pytest.mark.parametrize(
+    ("layer", "ndim"),
+    [
+        (layers.SpatialConvolution(2, 3, 1, 1, dtype="float64"), 4),
+        (layers.BatchNormalization(2, dtype="float64"), 2),
+        (layers.LayerNorm(2, dtype="float64"), 2),
+        (layers.Linear(2, 3, dtype="float64"), 2),
+        (layers.GRU(2, 3, dtype="float64"), 3),
+        (layers.MultiHeadAttention(2, 1, dtype="float64"), 3),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, layers.Layer) else "",
+)
+def test_inputs_of_another_dtype(layer, ndim):
+    layer(pt.tensor(dtype="float64", shape=(None,) * ndim))
+    x = pt.tensor(dtype="float32", shape=(None,) * ndim)
+    with pytest.raises(DnnTypeError, match="has dtype float32, but the layer has float64; make"):
+        layer(x)
 
 
 def test_layers_in_attributes_of_containers_and_collections():
