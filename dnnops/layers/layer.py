@@ -111,11 +111,13 @@ class Layer:
                         f"{self._name()}: the input has dtype {dtype}, but the layer has "
                         f"{self.dtype}; make the layer with dtype={dtype!r}, or set the flag floatX"
                     )
+        # New averages of earlier calls depend on the inputs of those, and are converted already.
+        earlier = list(self._updates.values())
         found = self.forward(*inputs, **options)
         if self._place is None:
             return found
         outputs = list(found) if isinstance(found, tuple) else [found]
-        given = [x for x in (*inputs, *options.values()) if isinstance(x, Variable)]
+        given = [x for x in (*inputs, *options.values(), *earlier) if isinstance(x, Variable)]
         placed = self._place([*outputs, *self._updates.values()], given)
         self._updates = dict(zip(self._updates, placed[len(outputs) :], strict=True))
         return tuple(placed[: len(outputs)]) if isinstance(found, tuple) else placed[0]
@@ -251,24 +253,19 @@ class Layer:
             dot = f"{prefix}." if prefix else ""
             waiting[:0] = [(dot + name, child) for name, child in layer.children()]
 
-    def _variables(self, kinds: tuple[str, ...]) -> dict[str, SharedVariable]:
-        found: dict[str, SharedVariable] = {}
-        seen: set[SharedVariable] = set()
-        for prefix, layer in self.modules():
-            dot = f"{prefix}." if prefix else ""
-            for kind in kinds:
-                for name, value in getattr(layer, kind).items():
-                    if value not in seen:
-                        seen.add(value)
-                        found[dot + name] = value
-        return found
-
     def named_parameters(self) -> dict[str, SharedVariable]:
         """Return the trained shared variables by dotted name, those of all children included.
 
         A variable that several layers share has the first of its names.
         """
-        return self._variables(("_parameters",))
+        found: dict[str, SharedVariable] = {}
+        seen: set[SharedVariable] = set()
+        for prefix, layer in self.modules():
+            for name, value in layer._parameters.items():
+                if value not in seen:
+                    seen.add(value)
+                    found[f"{prefix}.{name}" if prefix else name] = value
+        return found
 
     def parameters(self) -> list[SharedVariable]:
         """Return the trained shared variables, in the order of :meth:`named_parameters`."""
@@ -289,10 +286,10 @@ class Layer:
         return self.train(False)
 
     def updates(self) -> dict[SharedVariable, Variable]:
-        """Return the new running averages of the calls in training since :meth:`train` or `eval`.
+        """Return the new running averages of all calls since the latest :meth:`train`.
 
         A compiled training step applies them beside the updates of the parameters. A layer that was
-        called twice updates its averages with both batches.
+        called twice updates its averages with both batches. After :meth:`eval`, there are none.
         """
         found: dict[SharedVariable, Variable] = {}
         for _, layer in self.modules():

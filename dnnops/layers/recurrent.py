@@ -10,11 +10,12 @@ import numpy as np
 import pytensor.tensor as pt
 
 from dnnops import nnet
-from dnnops.arguments import one_of, shown, switch
+from dnnops.arguments import shown, switch
 from dnnops.errors import DnnValueError
 from dnnops.layers.images import size
 from dnnops.layers.initializers import Initializer, uniform
 from dnnops.layers.layer import Layer
+from dnnops.nnet.rnn.op import check_algo
 from dnnops.nnet.validate import as_tensor
 
 __all__ = ["BGRU", "BLSTM", "GRU", "LSTM", "RNN", "RNNReLU", "RNNTanh"]
@@ -115,13 +116,12 @@ class RNN(Layer):
 
         Raises
         ------
-        DnnValueError
-            If the word is unknown.
+        DnnTypeError, DnnValueError
+            If it is something else.
         """
         if isinstance(persist, bool):
             persist = "persist_static" if persist else "standard"
-        words = ("auto", "standard", "persist_static", "persist_dynamic", "persist_static_small_h")
-        self._block.algo = one_of(self._name(), "persist", persist, words)
+        self._block.algo = check_algo(self._name(), persist)
         return self
 
     def forward(

@@ -216,7 +216,7 @@ def rmsprop(
     *,
     name: str = "",
 ) -> Updates:
-    """Divide gradients by the root of the average of their squares.
+    """Divide each gradient by the root of the average of its squares.
 
     Parameters
     ----------

@@ -136,6 +136,19 @@ def test_running_averages_come_from_the_same_node(library, op):
     assert "BatchNormTrain" not in found
 
 
+def test_two_calls_convert_nothing_before_the_layer():
+    """The new averages of the second call depend on the input of the first."""
+    first = layers.SpatialConvolution(3, 3, 1, 1, dtype="float32")
+    layer = layers.convert(layers.SpatialBatchNormalization(3, dtype="float32"), "onednn")
+    layer(first(image()))
+    layer(first(image()))
+    found = ops(*layer.updates().values())
+    assert found.count("OneDnnBatchNormTrain") == 2
+    assert "BatchNormTrain" not in found
+    assert "OneDnnConv" not in found
+    assert found.count("Conv") == 2
+
+
 @pytest.mark.usefixtures("cudnn_without_probing")
 def test_an_inner_layer():
     net = layers.Sequential(

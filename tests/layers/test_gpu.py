@@ -94,5 +94,5 @@ def test_training(name, optimizer, tmp_path):
     assert list(gpu_state) == list(cpu_state)
     assert list(gpu_optimizer) == list(cpu_optimizer)
     for key, value in cpu_state.items():
-        # Adam and RMSprop divide small gradients by their own size.
+        # Adam and RMSprop scale up small gradients, with their errors.
         np.testing.assert_allclose(gpu_state[key], value, rtol=0.05, atol=5e-3, err_msg=key)

@@ -516,7 +516,7 @@ def test_recurrent_options():
     out = pytensor.function([], layer(x, lengths=lengths), mode=PERFORM_MODE)()
     assert not out[3:, 1].any()
     assert layer.set_persist() is layer
-    with pytest.raises(DnnValueError, match="persist must be one of"):
+    with pytest.raises(DnnValueError, match="algo must be"):
         layer.set_persist("often")
 
 
