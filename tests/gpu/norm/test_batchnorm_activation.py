@@ -174,7 +174,9 @@ class ActivationCase(Case):
         nans = np.isnan(expected)
         np.testing.assert_array_equal(np.isnan(result), nans, err_msg=words)
         error = np.linalg.norm((result - expected)[~nans])
-        least = 0.1 * np.sqrt(self.shape[0] * self.shape[2]) if "gradient" in what else 0.03
+        # A mean is computed as a distance from one of its numbers: a few units of each.
+        batch, channels, length = self.shape
+        least = 0.1 * np.sqrt(batch * length) if "gradient" in what else 0.05 * np.sqrt(channels)
         size = max(np.linalg.norm(expected[~nans]), least)
         bound = RELATIVE_ERROR[dtype]
         if not what.startswith(("out", "inference", "gradient of x")):
