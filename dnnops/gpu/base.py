@@ -179,6 +179,7 @@ class CudnnOp(RuntimeOp):
                 return array
         last = layouts & TAKES_CHANNELS_LAST and array.ndim > 2
         is_last = last and array.strides[1] == array.itemsize and array.shape[1] > 1
+        is_last = is_last or (last and not layouts & TAKES_CONTIGUOUS)
         return as_dense(array, "channels_last" if is_last else "contiguous")
 
     def c_headers(self, **kwargs: Any) -> list[str]:

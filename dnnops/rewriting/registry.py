@@ -14,6 +14,7 @@ from pytensor.graph.op import Op
 import dnnops.cpu
 import dnnops.gpu
 import dnnops.gpu.attention
+import dnnops.graph.op
 from dnnops.rewriting.move.context import LiftContext
 from dnnops.rewriting.move.lifters import register_lifter
 from dnnops.runtime.implementations import Implementation, implementations

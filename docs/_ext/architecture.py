@@ -36,8 +36,9 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
     (Component("capture", "CUDA graphs of functions"), Component("optim", "optimizers")),
     (
         Component("plans", "list, time, store"),
-        Component("dnn", "names of Theano"),
+        Component("dnn", "as in Theano"),
         Component("link", "JAX, PyTorch"),
+        Component("graph", "cuDNN graphs"),
     ),
     (
         Component("cpu", "oneDNN, BLAS, C++"),

@@ -12,6 +12,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +52,10 @@ H200 = {
 }
 
 # Kernels are compiled, but loading them is only simulated.
-_GIVES_HANDLES = ("ModuleLoadData", "ModuleGetFunction", "LibraryLoadData", "LibraryGetKernel")
+_GIVES_HANDLES = (
+    *("ModuleLoadData", "ModuleGetFunction", "LibraryLoadData", "LibraryGetKernel"),
+    "KernelGetFunction",
+)
 _DOES_NOTHING = (
     *("CtxGetCurrent", "CtxGetLimit", "CtxPopCurrent", "CtxPushCurrent", "DeviceGet"),
     *("DeviceGetCount", "GetErrorName", "GetErrorString", "KernelSetAttribute"),
@@ -71,12 +78,8 @@ def _stand_in(directory: Path) -> None:
     subprocess.run([*command, "-o", str(directory / "libcuda.so.1")], check=True)
 
 
-def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
-    """Return descriptions of plans for configurations, from another process.
-
-    ``op`` is ``"attention"`` (the default), described by `describe`, or ``"conv"``, by
-    `describe_conv`.
-    """
+def _environment(directory: Path) -> dict[str, str]:
+    """Return the environment of a process in which cuDNN's engines can be loaded."""
     environment = dict(os.environ)
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -84,6 +87,33 @@ def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict
         _stand_in(directory)
         former = environment.get("LD_LIBRARY_PATH")
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (str(directory), former)))
+    return environment
+
+
+@contextmanager
+def described_process(directory: Path) -> Iterator[Callable[..., Any]]:
+    """Yield a function that calls another one, with arguments, in a process without a GPU.
+
+    Functions, arguments and results are pickled, and exceptions are raised here.
+    """
+    before = dict(os.environ)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        os.environ.update(_environment(directory))
+        try:
+            pool.submit(os.getpid).result()  # starts the process
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        yield lambda function, *args: pool.submit(function, *args).result()
+
+
+def plans_of(configurations: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
+    """Return descriptions of plans for configurations, from another process.
+
+    ``op`` is ``"attention"`` (the default), described by `describe`, or ``"conv"``, by
+    `describe_conv`.
+    """
+    environment = _environment(directory)
     finished = subprocess.run(
         [sys.executable, "-m", "tests.plans.described_device"],
         input=json.dumps(configurations),

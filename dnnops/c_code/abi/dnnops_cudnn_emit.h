@@ -68,7 +68,8 @@ static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts
       (dnnops_cudnn_is_dense_along(t, 1) || dnnops_cudnn_is_dense_along(t, 0)))
     return 0;
   const int adjacent = t->ndim > 2 && t->shape[1] > 1 && t->strides[1] == dnnops_itemsizes[t->dtype];
-  return dnnops_cudnn_copy(array, dtype, last && adjacent ? DNNOPS_CHANNELS_LAST : DNNOPS_CONTIGUOUS, t);
+  const int only = !(layouts & DNNOPS_TAKE_CONTIGUOUS);
+  return dnnops_cudnn_copy(array, dtype, last && (adjacent || only) ? DNNOPS_CHANNELS_LAST : DNNOPS_CONTIGUOUS, t);
 }
 
 /* The memory format of a dense operand: contiguous if both formats match. */

@@ -1,0 +1,102 @@
+"""The graph that users declare, plan, execute, store, and make an Op of."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.graph.execution import ExecutableGraph
+from dnnops.graph.op import DeclaredGraph
+from dnnops.graph.serialization import add_from_data, as_data
+
+__all__ = ["pygraph"]
+
+
+class pygraph(ExecutableGraph):
+    """A graph of operations that cuDNN compiles together.
+
+    Parameters
+    ----------
+    name : str
+        Name, for messages and its JSON text.
+    io_data_type, intermediate_data_type, compute_data_type : data_type
+        Types of tensors that have arrays, of virtual tensors, and of computations for which no
+        type is given. Dtypes of NumPy and PyTorch are also accepted.
+    handle : int, optional
+        cuDNN's handle, of `create_handle`. By default, one for the current device is made when it
+        is needed.
+    device_property : device_properties, optional
+        Description of a device. A graph with a description is planned without a GPU, and can be
+        serialized, but not executed.
+    """
+
+    def serialize(self) -> bytes:
+        """Return the graph and, if it is built, its chosen plan, as JSON.
+
+        A plan can only be used by the same version of cuDNN on the same kind of device.
+
+        Returns
+        -------
+        bytes
+        """
+        return json.dumps({**as_data(self), "plan": self.serialize_plan()}).encode()
+
+    def deserialize(self, *arguments: Any) -> None:
+        """Read what `serialize` returned, into an empty graph.
+
+        Parameters
+        ----------
+        *arguments : handle, bytes or bytes
+            cuDNN's handle, which may be left out, and the data.
+
+        Raises
+        ------
+        DnnValueError
+            If the graph is not empty, or the data are damaged.
+        CudnnError
+            If cuDNN refuses the plan.
+        """
+        *handles, data = arguments
+        if len(handles) > 1:
+            raise DnnTypeError("deserialize takes a handle and data")
+        if self.nodes or self.tensors:
+            raise DnnValueError(f"graph {self.name!r} is not empty")
+        try:
+            read = json.loads(bytes(data))
+        except (TypeError, ValueError) as error:
+            raise DnnValueError(f"the data are no serialized graph: {error}") from error
+        fresh = type(self)()
+        add_from_data(fresh, read)
+        fresh.validate()
+        # A second time for this graph, now that it cannot fail.
+        add_from_data(self, read)
+        self.validate()
+        if handles and handles[0] is not None:
+            self.handle = handles[0]
+        if read.get("plan"):
+            self.load_plan(read["plan"])
+
+    def as_op(self) -> Any:
+        """Return an Op that computes the graph in graphs of PyTensor.
+
+        The Op's operands are `get_inputs`, without numbers that belong to the graph, and its
+        results `get_outputs`. On a GPU, cuDNN computes them with the first plan that it supports;
+        on a CPU, the operations are computed one by one. Gradients are those of the operations.
+
+        Returns
+        -------
+        DeclaredGraph
+
+        Raises
+        ------
+        DnnValueError
+            If the graph is not valid.
+        DnnNotSupportedError
+            If an operation has no equivalent in PyTensor, or a tensor is neither contiguous nor
+            channels-last, or has a data type that arrays on the host can't have.
+        """
+        return DeclaredGraph.from_graph(self)
+
+    def __getstate__(self) -> Any:
+        raise TypeError("a graph cannot be pickled; use serialize")

@@ -1,0 +1,1 @@
+"""Methods of graphs that add operations."""

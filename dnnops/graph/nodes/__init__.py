@@ -1,0 +1,1 @@
+"""Operations of cuDNN graphs: their parameters, shapes, descriptors and meaning."""

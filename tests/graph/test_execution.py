@@ -1,0 +1,200 @@
+"""Binding of arrays to the tensors of a graph, with a stand-in for the call that executes it."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dnnops import graph as cudnn
+from dnnops import libcudnn
+from dnnops.errors import DnnError, DnnTypeError, DnnValueError
+from dnnops.graph import execution
+from tests.graph.planning import declared
+
+pytestmark = pytest.mark.needs("cudnn")
+
+HANDLE, PLAN = 1 << 20, 1 << 21
+
+
+class Array:
+    """An array on no device, with CuPy's attributes."""
+
+    def __init__(self, shape, dtype="float16", address=1 << 24, strides=None):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.itemsize, self.data = self.dtype.itemsize, SimpleNamespace(ptr=address)
+        self.strides = strides or tuple(
+            int(np.prod(shape[i + 1 :])) * self.itemsize for i in range(len(shape))
+        )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls that would have executed plans: the address by uid, the workspace and its size."""
+    made = []
+
+    def run(handle, plan, count, uids, pointers, workspace, size):
+        assert (handle, plan) == (HANDLE, PLAN)
+        read = [(ctypes.c_int64 * count).from_address(at)[:] for at in (uids, pointers)]
+        made.append((dict(zip(*read, strict=True)), workspace, size))
+        return 0
+
+    monkeypatch.setattr(execution, "_runner", lambda: run)
+    return made
+
+
+def built(name="conv_bias_relu", workspace=64):
+    """Return a validated graph with a plan."""
+    graph, results = declared(name)
+    graph.validate()
+    graph.handle = libcudnn.cudnnHandle_t(HANDLE)
+    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=PLAN), workspace=workspace)
+    graph.plans, graph._chosen = [plan], 0
+    return graph, results
+
+
+def arrays(**changes):
+    given = {
+        "x": Array((4, 16, 9, 9), address=1 << 24),
+        "w": Array((8, 16, 3, 3), address=1 << 25),
+        "b": Array((1, 8, 1, 1), address=1 << 26),
+        "2::OUT_0": Array((4, 8, 9, 9), address=1 << 27),
+    }
+    return {**given, **changes}
+
+
+def test_keys_are_tensors_names_or_uids(calls):
+    graph, (y,) = built()
+    given = arrays()
+    graph.execute(given)
+    graph.execute({graph.find_tensor(name): x for name, x in given.items()}, 1 << 22)
+    graph.execute({graph.find_tensor(name).uid: x for name, x in given.items()})
+    graph.execute({**given, None: None})
+    expected = {graph.find_tensor(name).uid: x.data.ptr for name, x in given.items()}
+    assert [call[0] for call in calls] == [expected] * 4
+    assert [call[1:] for call in calls[:2]] == [(0, 64), (1 << 22, 64)]
+    assert y.uid in expected
+
+
+def test_numbers_are_in_host_memory(calls):
+    graph, _ = built("layernorm")
+    images = {name: Array((32, 64, 1, 1)) for name in ("x", "0::Y")}
+    vectors = {name: Array((1, 64, 1, 1), "float32") for name in "sb"}
+    stats = {f"0::{name}": Array((32, 1, 1, 1), "float32") for name in ("MEAN", "INV_VARIANCE")}
+    read = []
+    run = execution._runner()
+
+    def look(*arguments):
+        run(*arguments)
+        address = calls[-1][0][graph.find_tensor("epsilon").uid]
+        read.append(ctypes.c_float.from_address(address).value)
+        return 0
+
+    graph._prepare()
+    graph._run = look
+    for value in (1e-5, np.float64(0.5), np.array([2], "float32")):
+        graph.execute({**images, **vectors, **stats, "epsilon": value})
+    assert read == pytest.approx([1e-5, 0.5, 2])
+    with pytest.raises(DnnTypeError, match="'epsilon' is a number"):
+        graph.execute({**images, **vectors, **stats, "epsilon": "small"})
+
+
+def test_numbers_of_the_graph_need_not_be_given(calls):
+    graph, _ = built("scaled")
+    given = {"x": Array((4, 16, 9, 9)), "0::OUT_0": Array((4, 16, 9, 9))}
+    graph.execute(given)
+    uid = graph.find_tensor("factor").uid
+    assert ctypes.c_float.from_address(calls[0][0][uid]).value == 2.5
+    with pytest.raises(DnnValueError, match=r"'factor' has the value 2.5 of the graph"):
+        graph.execute({**given, "factor": 1.0})
+
+
+def test_strided_arrays_may_reach_over_the_tensor(calls):
+    graph, _ = built()
+    wide = Array((4, 16, 9, 9), strides=(2 * 16 * 81 * 2, 162, 18, 2))
+    graph.execute(arrays(x=wide))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"x": np.zeros((4, 16, 9, 9), "float16")}, DnnTypeError, "in the host's memory"),
+        ({"x": [1, 2]}, DnnTypeError, "of type list"),
+        ({"x": None}, DnnValueError, "null pointer"),
+        ({"x": Array((4, 16, 9, 9), "float32")}, DnnTypeError, "data type HALF, got float32"),
+        ({"x": Array((4, 16, 9, 8))}, DnnValueError, "needs 10368 bytes, but .* has 9216"),
+        ({"x": Array((4, 16, 9, 9), address=(1 << 24) + 8)}, DnnValueError, "not aligned"),
+        ({"x": 17}, DnnValueError, "not an address"),
+        ({"0::Y": Array((4, 8, 9, 9))}, DnnValueError, r"virtual; call set_output\(True\)"),
+        ({"z": Array((1,))}, DnnValueError, "no tensor 'z'"),
+        ({3.5: Array((1,))}, DnnValueError, "no tensor 3.5"),
+    ],
+    ids=lambda x: "",
+)
+def test_wrong_arrays(calls, changes, error, words):
+    graph, _ = built()
+    for _ in range(2):  # what was checked once is not taken for granted
+        with pytest.raises(error, match=words):
+            graph.execute(
+                arrays(**{k: v for k, v in changes.items() if isinstance(k, str)}) | changes
+            )
+    graph.execute(arrays())
+    with pytest.raises(error, match=words):
+        graph.execute(arrays() | changes)
+    assert len(calls) == 1
+
+
+def test_missing_and_repeated_arrays(calls):
+    graph, (y,) = built()
+    given = arrays()
+    del given["w"]
+    with pytest.raises(DnnValueError, match="no arrays for w"):
+        graph.execute(given)
+    with pytest.raises(DnnValueError, match="more than one array"):
+        graph.execute({**arrays(), y: Array((4, 8, 9, 9))})
+    other = declared("conv")[0].find_tensor("x")
+    with pytest.raises(DnnValueError, match="has no tensor"):
+        graph.execute({**arrays(), other: Array((4, 16, 9, 9))})
+    assert not calls
+
+
+def test_handles_are_checked(calls):
+    graph, _ = built()
+    with pytest.raises(DnnValueError, match="handle"):
+        graph.execute(arrays(), handle=0)
+    with pytest.raises(DnnTypeError, match="handle"):
+        graph.execute(arrays(), handle="h")
+    descriptor = libcudnn.cudnnCreateTensorDescriptor()
+    with descriptor, pytest.raises(DnnTypeError, match="handle"):
+        graph.execute(arrays(), handle=descriptor)
+    graph.execute(arrays(), handle=HANDLE)
+    assert len(calls) == 1
+
+
+def test_failures_have_cudnns_text():
+    """cuDNN refuses what is no plan; the function in C++ is the real one."""
+    graph, _ = built()
+    with libcudnn.cudnnBackendCreateDescriptor(
+        libcudnn.cudnnBackendDescriptorType_t["CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR"]
+    ) as descriptor:
+        graph.plans[0].descriptor.handle = descriptor
+        with pytest.raises(DnnError, match="cudnnBackend"):
+            graph.execute(arrays(), 1 << 22)
+
+
+def test_graphs_without_a_plan():
+    graph, _ = declared("conv")
+    with pytest.raises(DnnValueError, match="no plan; call build first"):
+        graph.execute({})
+
+
+@pytest.mark.needs("no gpu")
+def test_without_a_gpu():
+    graph, _ = declared("conv")
+    with pytest.raises(DnnError):
+        graph.build()
+    with pytest.raises(DnnError):
+        cudnn.create_handle()
