@@ -31,18 +31,21 @@ __all__ = [
     "GPU_CUPY",
     "GPU_KERNELS",
     "GPU_TILES",
+    "ONLY_ALIGNED",
     "TAKES_CHANNELS_LAST",
     "TAKES_CONTIGUOUS",
     "TAKES_GAPS",
     "TAKES_MATRIX",
     "TAKES_ROWS",
     "CudnnOp",
+    "StreamAddress",
     "as_dense",
     "as_gradient",
     "check_cudnn",
     "cudnn_status",
     "cudnn_usable",
     "cudnn_version",
+    "dense_copy",
     "device_operands",
     "free_workspaces",
     "gradient_like",
@@ -55,6 +58,8 @@ __all__ = [
 
 # As in dnnops_cudnn_emit.h: the layouts in which an operand is used without a copy.
 TAKES_CONTIGUOUS, TAKES_CHANNELS_LAST, TAKES_GAPS, TAKES_ROWS, TAKES_MATRIX = 1, 2, 4, 8, 16
+ONLY_ALIGNED = 32
+_ALIGNMENT = 16
 
 
 @operand_access.register(GpuArrayType)
@@ -96,6 +101,26 @@ def as_dense(array: Any, memory_format: str) -> Any:
     if not memory.flags.c_contiguous:
         memory = contiguous_copy(memory)
     return memory if order is None else memory.transpose(inverse(order))
+
+
+def dense_copy(array: Any, memory_format: str) -> Any:
+    """Return a copy of a device array in the given memory format, which is aligned.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Array on the current device.
+    memory_format : {'contiguous', 'channels_last'}
+        Order of the axes in memory.
+
+    Returns
+    -------
+    cupy.ndarray
+        Array without gaps in memory.
+    """
+    copy = _empty(array.shape, array.dtype.name, memory_format)
+    copy[...] = array
+    return copy
 
 
 class CudnnOp(RuntimeOp):
@@ -154,7 +179,13 @@ class CudnnOp(RuntimeOp):
 
     def _accepted(self, array: Any, layouts: int) -> Any:
         """Return the array, or the copy that ``dnnops_cudnn_read`` would make of it."""
-        if array.flags.c_contiguous:
+        array = self._in_layout(array, layouts)
+        if layouts & ONLY_ALIGNED and array.data.ptr % _ALIGNMENT:
+            return dense_copy(array, "contiguous" if array.flags.c_contiguous else "channels_last")
+        return array
+
+    def _in_layout(self, array: Any, layouts: int) -> Any:
+        if layouts & TAKES_CONTIGUOUS and array.flags.c_contiguous:
             return array
         axes = range(1, array.ndim)
         for layout, order in (
@@ -330,7 +361,7 @@ def as_gradient(x: Any) -> Any:
 _workspaces: dict[int, Any] = {}
 
 
-class _Stream:
+class StreamAddress:
     """A stream's address, wrapped in the CUDA stream protocol."""
 
     def __init__(self, address: int):
@@ -358,7 +389,7 @@ def _allocate(size: int, device: int, stream: int | None) -> int | None:
         import cupy
 
         null = cupy.cuda.Stream.null
-        on_stream = cupy.cuda.Stream.from_external(_Stream(stream)) if stream else null
+        on_stream = cupy.cuda.Stream.from_external(StreamAddress(stream)) if stream else null
         with cupy.cuda.Device(device), on_stream:
             memory = cupy.cuda.alloc(size)
         _workspaces[memory.ptr] = memory

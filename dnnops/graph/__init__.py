@@ -32,13 +32,13 @@ if TYPE_CHECKING:
         get_stream,
         set_stream,
     )
-    from dnnops.graph.graph import pygraph
     from dnnops.graph.names import (
         attention_implementation,
         behavior_note,
         build_plan_policy,
         convolution_mode,
         data_type,
+        diagonal_alignment,
         heur_mode,
         knob_type,
         norm_forward_phase,
@@ -48,12 +48,11 @@ if TYPE_CHECKING:
         resample_mode,
         tensor_reordering,
     )
-    from dnnops.graph.plan import Knob
-    from dnnops.graph.tensor import Tensor
+    from dnnops.graph.plan import knob
+    from dnnops.graph.tensors import tensor
+    from dnnops.graph.user_graph import pygraph
 
 __all__ = [
-    "Knob",
-    "Tensor",
     "__version__",
     "attention_implementation",
     "backend_version",
@@ -67,9 +66,11 @@ __all__ = [
     "data_type",
     "destroy_handle",
     "device_properties",
+    "diagonal_alignment",
     "get_last_error_string",
     "get_stream",
     "heur_mode",
+    "knob",
     "knob_type",
     "norm_forward_phase",
     "numerical_note",
@@ -78,11 +79,12 @@ __all__ = [
     "reduction_mode",
     "resample_mode",
     "set_stream",
+    "tensor",
     "tensor_reordering",
 ]
 
 #: Modules in which names are looked up.
-_MODULES = ("names", "tensor", "devices", "plan", "graph")
+_MODULES = ("names", "tensors", "devices", "plan", "user_graph")
 
 
 def __getattr__(name: str) -> Any:

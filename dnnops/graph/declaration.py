@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Any
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.graph.methods.attention import AttentionMethods
 from dnnops.graph.methods.convolution import ConvolutionMethods
 from dnnops.graph.methods.normalization import NormalizationMethods
@@ -12,8 +14,10 @@ from dnnops.graph.methods.pointwise import PointwiseMethods
 from dnnops.graph.methods.pooling import PoolingMethods
 from dnnops.graph.methods.shapes import ShapeMethods
 from dnnops.graph.names import as_data_type, data_type
-from dnnops.graph.tensor import Tensor, strides_of
+from dnnops.graph.scalars import as_host_number
+from dnnops.graph.tensors import Tensor, as_name, strides_of
 from dnnops.graph.text import as_text
+from dnnops.libcudnn.pointers import is_on_device
 
 __all__ = ["Declaration"]
 
@@ -90,7 +94,7 @@ class Declaration(
         reordering_type : tensor_reordering, optional
             Order of the elements in memory beside the strides.
         name : str
-            Name, which is unique in the graph.
+            Name. If another tensor has it, a number is appended.
         uid : int
             Number that identifies the tensor; by default, the graph chooses one.
 
@@ -101,13 +105,13 @@ class Declaration(
         Raises
         ------
         DnnTypeError, DnnValueError
-            If `dim` and `stride` are no shape, or the name is taken.
+            If `dim` and `stride` are not a shape.
         """
         self.check_open("add a tensor")
         more = {} if reordering_type is None else {"reordering_type": reordering_type}
         made = Tensor(
             self,
-            name or self._free_name("tensor"),
+            name or self._free_name("tensor", self.tensors),
             dim,
             stride,
             data_type,
@@ -131,9 +135,10 @@ class Declaration(
         Parameters
         ----------
         input : Tensor or array
-            A tensor of a graph, or an array of any library, such as CuPy or PyTorch.
+            A tensor of a graph, or an array of any library, such as CuPy or PyTorch. An array on
+            the host with one element is passed by value.
         name : str
-            Name, which is unique in the graph.
+            Name. If another tensor has it, a number is appended.
 
         Returns
         -------
@@ -144,6 +149,8 @@ class Declaration(
         DnnTypeError
             If it is neither.
         """
+        if isinstance(input, Tensor) and input.ragged_offset is not None:
+            raise DnnNotSupportedError("tensor_like: the tensor has a ragged_offset")
         if isinstance(input, Tensor):
             return self.tensor(
                 input.dim,
@@ -158,43 +165,52 @@ class Declaration(
             shape, type_ = input.shape, as_data_type(input.dtype)
         except AttributeError as error:
             raise DnnTypeError(
-                f"tensor_like: {type(input).__name__} is no tensor of a graph, and no array"
+                f"tensor_like: {type(input).__name__} is not a tensor of a graph, or an array"
             ) from error
+        by_value = math.prod(shape) == 1 and not is_on_device(input)
         stride = getattr(input, "stride", None)
         if callable(stride):  # PyTorch's count elements
-            return self.tensor(shape, stride(), type_, name=name)
-        strides = getattr(input, "strides", None)
-        if strides is not None:
-            strides = [n // input.dtype.itemsize for n in strides]
-        return self.tensor(shape, strides or (), type_, name=name)
+            strides = stride()
+        else:
+            strides = [n // input.dtype.itemsize for n in getattr(input, "strides", None) or ()]
+        return self.tensor(shape, strides, type_, is_pass_by_value=by_value, name=name)
 
     def tensor_scalar(
         self, value: float, data_type: Any = data_type.FLOAT, name: str = ""
     ) -> Tensor:
-        """Add a number that belongs to the graph, so that `execute` does not need it."""
-        made = self.tensor([1], [1], data_type, is_pass_by_value=True, name=name)
-        made.dim = made.stride = [1, 1, 1, 1]
-        made.value = value
+        """Add a number that belongs to the graph, so that `execute` does not need it.
+
+        Raises
+        ------
+        DnnTypeError, DnnValueError
+            If it is not a number, or does not fit into the data type.
+        """
+        one = [1] * 4
+        made = self.tensor(one, one, data_type, is_pass_by_value=True, name=name)
+        try:
+            # The number that the data type has.
+            made.value = as_host_number(made, value).item()
+        except DnnError:
+            del self.tensors[made.name]
+            raise
         return made
 
-    def _free_name(self, word: str) -> str:
-        number = len(self.tensors)
-        while f"{word}_{number}" in self.tensors:
-            number += 1
-        return f"{word}_{number}"
+    def _free_name(self, name: str, taken: Collection[str]) -> str:
+        number, found = 1, name
+        while found in taken:
+            found, number = f"{name}_{number}", number + 1
+        return found
 
     def _register(self, tensor: Tensor) -> Tensor:
-        if tensor.name in self.tensors:
-            raise DnnValueError(f"graph {self.name!r} has a tensor {tensor.name!r} already")
+        tensor.name = self._free_name(tensor.name, self.tensors)
         self.tensors[tensor.name] = tensor
         return tensor
 
     def rename(self, tensor: Tensor, name: str) -> None:
         """Change the name of a tensor of this graph."""
-        if name == tensor.name:
+        if as_name(name) == tensor.name:
             return
-        if name in self.tensors:
-            raise DnnValueError(f"graph {self.name!r} has a tensor {name!r} already")
+        name = self._free_name(name, self.tensors)
         self.tensors = {
             (name if key == tensor.name else key): value for key, value in self.tensors.items()
         }
@@ -209,9 +225,8 @@ class Declaration(
         **parameters: Any,
     ) -> list[Tensor]:
         self.check_open("add an operation")
-        name = name or str(len(self.nodes))
-        if any(node.name == name for node in self.nodes):
-            raise DnnValueError(f"graph {self.name!r} has an operation {name!r} already")
+        names = {node.name for node in self.nodes}
+        name = self._free_name(as_name(name) or str(len(self.nodes)), names)
         node = kind(self, name, inputs, as_data_type(compute_data_type), **parameters)
         for port in node.results:
             made = Tensor(self, f"{name}::{port}", is_virtual=True)
@@ -240,6 +255,7 @@ class Declaration(
         """Return the tensors that operations read and none computes, in their order."""
         computed = {id(x) for node in self.nodes for x in node.outputs.values()}
         read = {id(x) for node in self.nodes for x in node.inputs.values()}
+        read |= {id(t.ragged_offset) for t in self.tensors.values() if t.ragged_offset}
         return [t for t in self.tensors.values() if id(t) in read and id(t) not in computed]
 
     def get_outputs(self) -> list[Tensor]:
@@ -287,14 +303,49 @@ class Declaration(
             raise DnnValueError(
                 f"graph {self.name!r} has no outputs; call set_output(True) of a result"
             )
+        before = self._inferred()
+        try:
+            self._infer()
+        except DnnError:
+            for changed, attributes in before.items():
+                for name, value in attributes.items():
+                    setattr(changed, name, value)
+            raise
+        self._is_valid = True
+
+    def _inferred(self) -> dict[Any, dict[str, Any]]:
+        """Return what `validate` may change, by tensor and node."""
+        names = ("dim", "stride", "data_type", "uid")
+        found: dict[Any, dict[str, Any]] = {
+            tensor: {name: getattr(tensor, name) for name in names}
+            for tensor in self.tensors.values()
+        }
+        for node in self.nodes:
+            kept = {"compute_data_type": node.compute_data_type}
+            found[node] = {**kept, "parameters": dict(node.parameters)}
+        return found
+
+    def _infer(self) -> None:
+        for tensor in self.get_inputs():
+            if tensor.is_virtual:
+                raise DnnValueError(f"no operation computes the virtual tensor {tensor.name!r}")
+        self._check_ranks()
         for node in self.nodes:
             self._infer_types(node)
             node.infer()
+        self._check_ranks()
         self._number_tensors()
         for node in self.nodes:
             node.bind(self._make_number)
         self._number_tensors()
-        self._is_valid = True
+
+    def _check_ranks(self) -> None:
+        for tensor in self.tensors.values():
+            if tensor.dim and tensor.stride and len(tensor.dim) != len(tensor.stride):
+                raise DnnValueError(
+                    f"tensor {tensor.name!r} has dim {tensor.dim} and stride {tensor.stride},"
+                    " which have different lengths"
+                )
 
     def _make_number(self, name: str, value: float) -> Tensor:
         made = Tensor(self, name, [1] * 4, [1] * 4, data_type.FLOAT, is_pass_by_value=True)
@@ -304,6 +355,8 @@ class Declaration(
     def _infer_types(self, node: Any) -> None:
         if node.compute_data_type is data_type.NOT_SET:
             node.compute_data_type = node.default_compute_type or self.compute_data_type
+        if node.compute_data_type is data_type.NOT_SET:
+            node.compute_data_type = node.last_compute_type
         if node.computes and node.compute_data_type is data_type.NOT_SET:
             raise DnnValueError(f"{node.where}: set compute_data_type, here or of the graph")
         for result in node.outputs.values():

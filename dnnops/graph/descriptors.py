@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from dnnops import libcudnn
 from dnnops.errors import DnnError
 from dnnops.graph.constants import constant
 from dnnops.graph.names import CudnnEnum, data_type, pointwise_mode
-from dnnops.graph.tensor import Tensor, strides_of
+from dnnops.graph.tensors import ALIGNMENT, Tensor, strides_of
 
 __all__ = ["Descriptor", "Descriptors", "Double", "Fractions"]
 
@@ -24,10 +25,15 @@ class Fractions(list):
     """Pairs of numerators and denominators."""
 
 
-def _destroy(handle: Any) -> None:
-    # At the end of the process, the driver may be gone.
-    with suppress(DnnError):
-        libcudnn.cudnnBackendDestroyDescriptor(handle)
+#: Handles whose objects are gone, until the next descriptor is made. The garbage collector may run
+#: while this thread holds the lock that destroying takes.
+_unused: deque[Any] = deque()
+
+
+def _destroy_unused() -> None:
+    while _unused:
+        with suppress(DnnError, IndexError):  # another thread may take the last one
+            libcudnn.cudnnBackendDestroyDescriptor(_unused.popleft())
 
 
 def _attribute(name: str) -> Any:
@@ -48,9 +54,11 @@ class Descriptor:
 
     def __init__(self, kind: str, **attributes: Any) -> None:
         type_ = constant(f"CUDNN_BACKEND_{kind}_DESCRIPTOR")
+        _destroy_unused()
         self.kind = kind
         self.handle = libcudnn.cudnnBackendCreateDescriptor(type_)
-        weakref.finalize(self, _destroy, self.handle).atexit = False
+        # At the end of the process, the driver may be gone.
+        weakref.finalize(self, _unused.append, self.handle).atexit = False
         # cuDNN keeps no references to the descriptors that are values of attributes.
         self._kept: list[Any] = []
         for attribute, value in attributes.items():
@@ -67,7 +75,7 @@ class Descriptor:
         if isinstance(value, Fractions):
             kind = "FRACTION"
         elif isinstance(first, CudnnEnum):
-            kind, elements = first.attribute_type(), [x.in_c() for x in elements]
+            kind, elements = first.attribute_type(), [x.value_in_c() for x in elements]
         elif isinstance(first, Descriptor):
             kind = "BACKEND_DESCRIPTOR"
             self._kept.extend(elements)
@@ -148,16 +156,17 @@ class Descriptors:
 
     def __init__(self, next_uid: int) -> None:
         self.operations: list[Descriptor] = []
-        self._tensors: dict[int, Descriptor] = {}
+        self._tensors: dict[Any, Descriptor] = {}
         self._next_uid = next_uid
 
     def tensor(self, tensor: Tensor) -> Descriptor:
-        """Return the descriptor of a tensor, which is made once."""
-        if tensor.uid not in self._tensors:
+        """Return the descriptor of a tensor or of a view, which is made once."""
+        key = (tensor.uid, *tensor.dim, *tensor.stride)
+        if key not in self._tensors:
             made = Descriptor("TENSOR", DATA_TYPE=tensor.data_type, UNIQUE_ID=tensor.uid)
             made.set("TENSOR_DIMENSIONS", tensor.dim)
             made.set("TENSOR_STRIDES", tensor.stride)
-            made.set("TENSOR_BYTE_ALIGNMENT", 16)
+            made.set("TENSOR_BYTE_ALIGNMENT", ALIGNMENT)
             if tensor.is_virtual:
                 made.set("TENSOR_IS_VIRTUAL", True)
             if tensor.is_pass_by_value:
@@ -166,10 +175,10 @@ class Descriptors:
                 made.set("TENSOR_REORDERING_MODE", tensor.reordering_type)
             if tensor.ragged_offset is not None:
                 made.set("TENSOR_RAGGED_OFFSET_DESC", self.tensor(tensor.ragged_offset))
-            self._tensors[tensor.uid] = made.finalize()
-        return self._tensors[tensor.uid]
+            self._tensors[key] = made.finalize()
+        return self._tensors[key]
 
-    def between(
+    def virtual_tensor(
         self,
         like: Tensor,
         dim: Sequence[int] | None = None,
@@ -255,7 +264,7 @@ class Descriptors:
         """Return integers as fractions."""
         return Fractions((n, 1) for n in numbers)
 
-    def finish(self, handle: Any) -> Descriptor:
+    def operation_graph(self, handle: Any) -> Descriptor:
         """Return the finalized graph of all operations.
 
         Parameters

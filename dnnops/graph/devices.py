@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 from dnnops import libcudnn
-from dnnops.errors import DnnTypeError, DnnUnavailableError
+from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.graph.descriptors import Descriptor
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "backend_version_string",
     "create_device_properties",
     "create_handle",
+    "current_device",
     "default_handle",
     "destroy_handle",
     "device_properties",
@@ -23,7 +25,7 @@ __all__ = [
 ]
 
 
-_MOST_CHARACTERS = 1 << 14
+_MAX_CHARACTERS = 1 << 14
 
 
 def backend_version() -> int:
@@ -39,7 +41,7 @@ def backend_version_string() -> str:
 
 def get_last_error_string() -> str:
     """Return cuDNN's text about the last error in this thread."""
-    return libcudnn.cudnnGetLastErrorString(_MOST_CHARACTERS)
+    return libcudnn.cudnnGetLastErrorString(_MAX_CHARACTERS)
 
 
 def create_handle() -> Any:
@@ -68,11 +70,19 @@ def get_stream(handle: Any) -> int:
     return int(libcudnn.cudnnGetStream(handle))
 
 
-_defaults: dict[tuple[int, int], Any] = {}
+class _Defaults(threading.local):
+    """This thread's handle for each device, with the stream that it has."""
+
+    def __init__(self) -> None:
+        self.handles: dict[int, Any] = {}
+        self.streams: dict[int, int] = {}
 
 
-def default_handle() -> Any:
-    """Return this thread's handle for the current device, which is made at first use.
+_defaults = _Defaults()
+
+
+def current_device() -> int:
+    """Return the number of the current device.
 
     Raises
     ------
@@ -82,17 +92,31 @@ def default_handle() -> Any:
     try:
         import cupy
 
-        device = cupy.cuda.runtime.getDevice()
+        return int(cupy.cuda.runtime.getDevice())
     except (ImportError, RuntimeError) as error:
         raise DnnUnavailableError(
             f"cuDNN cannot be used: {error}; without a GPU, graphs are planned with a"
             " device_property"
         ) from error
-    key = (threading.get_ident(), device)
-    if key not in _defaults:
-        _defaults[key] = create_handle()
-    handle = _defaults[key]
-    set_stream(cupy.cuda.get_current_stream().ptr, handle)
+
+
+def default_handle() -> Any:
+    """Return this thread's handle for the current device, in CuPy's current stream.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If there is no GPU, or no CuPy.
+    """
+    device = current_device()
+    import cupy
+
+    if device not in _defaults.handles:
+        _defaults.handles[device], _defaults.streams[device] = create_handle(), 0
+    handle, stream = _defaults.handles[device], cupy.cuda.get_current_stream().ptr
+    if _defaults.streams[device] != stream:
+        set_stream(stream, handle)
+        _defaults.streams[device] = stream
     return handle
 
 
@@ -113,7 +137,14 @@ class device_properties:
     def __init__(self, device: int | str | bytes) -> None:
         self.descriptor = Descriptor("DEVICEPROP")
         if isinstance(device, str | bytes):
-            text = device.encode() if isinstance(device, str) else device
+            try:
+                text = device.encode() if isinstance(device, str) else device
+                # cuDNN's parser exhausts the stack where Python's raises an error.
+                is_object = isinstance(json.loads(text), dict)
+            except (ValueError, RecursionError):
+                is_object = False
+            if not is_object:
+                raise DnnValueError("the description of a device must be an object of JSON")
             self.descriptor.set_as("DEVICEPROP_JSON_REPRESENTATION", "CHAR", text)
         elif isinstance(device, int) and not isinstance(device, bool):
             self.descriptor.set_as("DEVICEPROP_DEVICE_ID", "INT32", [device])

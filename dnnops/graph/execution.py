@@ -20,12 +20,14 @@ from dnnops.errors import (
     DnnUnavailableError,
     DnnValueError,
 )
-from dnnops.graph.devices import get_stream
+from dnnops.gpu.base import StreamAddress
+from dnnops.graph.devices import default_handle, get_stream
 from dnnops.graph.names import as_data_type, build_plan_policy, dtype_of
 from dnnops.graph.plan import Plan, reason_of
 from dnnops.graph.plans import PlannedGraph
+from dnnops.graph.scalars import as_host_number
 from dnnops.graph.table import plan_table
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.tensors import ALIGNMENT, Tensor, strides_of
 from dnnops.libcudnn.handles import as_handle
 from dnnops.libcudnn.pointers import as_device
 from dnnops.runtime.build import CUDNN
@@ -34,28 +36,31 @@ from dnnops.runtime.op import raise_status
 __all__ = ["ExecutableGraph"]
 
 
-#: Of the memory of all arrays; the descriptors declare it.
-_ALIGNMENT = 16
-
-
 @cache
 def _runner() -> Any:
     """Return the C function that executes a plan."""
     function = CUDNN.library.dnnops_cudnn_graph_execute
-    function.argtypes = [ctypes.c_int64] * 7
+    function.argtypes = [ctypes.c_int64] * 8
     return function
+
+
+def _workspace(value: Any, plan: Plan) -> int:
+    """Return the address of a workspace, which must be large enough if its size is known."""
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int) and size < (plan.workspace or 0):
+        raise DnnValueError(f"the workspace has {size} bytes; the plan needs {plan.workspace}")
+    return as_device(value, "workspace")
 
 
 class _Slot:
     """A tensor that `execute` needs an array for, with what it checked about the last one."""
 
-    __slots__ = ("by_value", "dtype", "label", "shape", "span", "tensor")
+    __slots__ = ("by_value", "checked", "label", "span", "tensor")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.by_value = tensor, tensor.is_pass_by_value
         self.span, self.label = tensor.span, f"tensor {tensor.name!r}"
-        self.dtype: Any = None
-        self.shape: Any = None
+        self.checked: Any = None
 
     def address(self, value: Any) -> int:
         """Return the address of an array after checking its dtype and size.
@@ -63,13 +68,13 @@ class _Slot:
         Raises
         ------
         DnnTypeError
-            If it is no array on the device, or has another data type.
+            If it is not an array on the device, or has another data type.
         DnnValueError
             If it is too small, null or not aligned.
         """
         address = self._address(value)
-        if not address or address % _ALIGNMENT:
-            fault = f"not aligned to {_ALIGNMENT} bytes; copy it" if address else "a null pointer"
+        if not address or address % ALIGNMENT:
+            fault = f"not aligned to {ALIGNMENT} bytes; copy it" if address else "a null pointer"
             raise DnnValueError(f"{self.label} is {fault}")
         return address
 
@@ -77,24 +82,29 @@ class _Slot:
         if type(value) is int:
             return as_device(value, self.label)
         try:
-            dtype, shape = value.dtype, value.shape
-        except AttributeError:
+            shape, of_torch = value.shape, getattr(value, "data_ptr", None)
+            strides = value.stride() if of_torch else getattr(value, "strides", None)
+            found = value.dtype, shape, strides
+        except (AttributeError, TypeError):
             return as_device(value, self.label)
-        # PyTorch's dtypes are single objects, NumPy's nearly always are.
-        if dtype is not self.dtype or shape != self.shape:
-            self._check(value, dtype, shape)
-            self.dtype, self.shape = dtype, shape
-        pointer = getattr(value, "data_ptr", None)
-        if pointer is not None and getattr(value, "is_cuda", False):
-            return pointer()
+        if found != self.checked:
+            self._check(value, *found)
+            self.checked = found
+        if of_torch is not None and value.is_cuda:
+            return of_torch()
         return as_device(value, self.label)
 
-    def _check(self, value: Any, dtype: Any, shape: Any) -> None:
+    def _check(self, value: Any, dtype: Any, shape: Any, strides: Any) -> None:
         tensor = self.tensor
         if dtype_of(tensor.data_type) is not None and as_data_type(dtype) != tensor.data_type:
             raise DnnTypeError(f"{self.label} has data type {tensor.data_type.name}, got {dtype}")
-        size = int(np.prod(tuple(shape), dtype=np.int64)) * _item_size(value)
-        if size < self.span and not _reaches(value, self.span):
+        item = _item_size(value)
+        if strides is None:
+            strides = [item * n for n in strides_of(shape)]
+        elif hasattr(value, "data_ptr"):
+            strides = [item * n for n in strides]
+        size = item + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if size < self.span:
             raise DnnValueError(
                 f"{self.label} of dim {tensor.dim} and stride {tensor.stride} needs {self.span}"
                 f" bytes, but the array of shape {tuple(shape)} has {size}"
@@ -104,20 +114,6 @@ class _Slot:
 def _item_size(value: Any) -> int:
     size = getattr(value, "itemsize", None)
     return int(size if isinstance(size, int) else value.dtype.itemsize)
-
-
-def _reaches(value: Any, span: int) -> bool:
-    """Return whether a strided array reaches over so many bytes."""
-    item = _item_size(value)
-    stride = getattr(value, "stride", None)
-    if callable(stride):
-        strides = [n * item for n in stride()]
-    else:
-        strides = list(getattr(value, "strides", None) or ())
-    if len(strides) != len(value.shape):
-        return False
-    last = sum((n - 1) * s for n, s in zip(value.shape, strides, strict=True))
-    return last + item >= span
 
 
 class ExecutableGraph(PlannedGraph):
@@ -134,8 +130,8 @@ class ExecutableGraph(PlannedGraph):
                 " deserialize it where the device is"
             )
         slots: dict[Any, _Slot] = {}
-        for tensor in self.tensors.values():
-            if not tensor.is_virtual and tensor.value is None:
+        for tensor in (*self.get_inputs(), *self.get_outputs()):
+            if tensor.value is None:
                 slots[tensor] = slots[tensor.uid] = _Slot(tensor)
         constants = self.constants()
         self._uids = array("q", [uid for uid, _ in constants])
@@ -150,18 +146,23 @@ class ExecutableGraph(PlannedGraph):
         """Return the numbers that belong to the graph, by uid, as arrays on the host."""
         if self._constants is None:
             self._constants = [
-                (tensor.uid, _number(tensor, tensor.value))
+                (tensor.uid, as_host_number(tensor, tensor.value))
                 for tensor in self.tensors.values()
                 if tensor.value is not None
             ]
         return self._constants
 
-    def execute(self, arrays: Mapping[Any, Any], workspace: Any = None, handle: Any = None) -> None:
+    def execute(
+        self,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any = None,
+        handle: Any = None,
+    ) -> None:
         """Run the chosen plan.
 
         Parameters
         ----------
-        arrays : mapping
+        tensor_to_device_buffer : mapping
             For each tensor with an array, by the tensor, its uid or its name: an array on the
             device, of CuPy, PyTorch, JAX or any library with ``__cuda_array_interface__`` or
             DLPack, or its address. For a tensor that is passed by value, a number. cuDNN uses the
@@ -169,24 +170,30 @@ class ExecutableGraph(PlannedGraph):
         workspace : array, int or None
             Memory of `get_workspace_size` bytes; by default, dnnops provides it.
         handle : int, optional
-            cuDNN's handle, by default that of the graph. Its stream is used.
+            cuDNN's handle, by default that of the graph. Its stream is used. If the graph has none,
+            CuPy's current stream is used.
 
         Raises
         ------
         DnnValueError
-            If an array is missing or too small, or a key is no tensor of the graph.
+            If an array or the workspace is too small, an array is missing, or a key is not a tensor
+            of the graph.
         DnnTypeError
             If an array is on the host, or has another data type than the tensor.
         CudnnError
             If cuDNN fails.
         """
-        self._execute(self.plan_at(), arrays, workspace, handle)
+        self._execute(self.plan_at(), tensor_to_device_buffer, workspace, handle)
 
     def execute_plan_at_index(
-        self, arrays: Mapping[Any, Any], workspace: Any, index: int, handle: Any = None
+        self,
+        tensor_to_device_buffer: Mapping[Any, Any],
+        workspace: Any,
+        index: int,
+        handle: Any = None,
     ) -> None:
         """Run a plan; see `execute`."""
-        self._execute(self.plan_at(index), arrays, workspace, handle)
+        self._execute(self.plan_at(index), tensor_to_device_buffer, workspace, handle)
 
     def time_plans(
         self,
@@ -217,11 +224,15 @@ class ExecutableGraph(PlannedGraph):
         """
         if not is_int(repeats) or repeats < 1:
             raise DnnValueError(f"repeats must be a positive integer, got {repeats!r}")
+        self._prepare()
         import cupy
 
+        for plan in self.plans:
+            plan.time_ms, plan.reason = None, ""
         self.build_plans(build_plan_policy.ALL)
-        stream = get_stream(self.handle if handle is None else handle)
-        with cupy.cuda.ExternalStream(stream):
+        if handle is None:
+            handle = default_handle() if self.handle is None else self.handle
+        with cupy.cuda.Stream.from_external(StreamAddress(get_stream(handle))):
             for plan in self.plans:
                 if plan.descriptor is None or plan.is_excluded:
                     continue
@@ -275,16 +286,16 @@ class ExecutableGraph(PlannedGraph):
                     continue
             uids.append(slot.tensor.uid)
             if slot.by_value:
-                number = _number(slot.tensor, value)
+                number = as_host_number(slot.tensor, value)
                 kept.append(number)
                 pointers.append(number.ctypes.data)
             else:
                 pointers.append(slot.address(value))
         if len(uids) != self._count:
             self._refuse_missing(slots, uids)
-        scratch = 0 if workspace is None else as_device(workspace, "workspace")
+        scratch = 0 if workspace is None else _workspace(workspace, plan)
         if handle is None:
-            handle = self.handle
+            handle = default_handle() if self.handle is None else self.handle
         if type(handle) is not self._handle_type:
             handle = as_handle(handle, self._handle_type, "handle")
         status = self._run(
@@ -295,6 +306,7 @@ class ExecutableGraph(PlannedGraph):
             pointers.buffer_info()[0],
             scratch,
             plan.workspace,
+            self.device_number,
         )
         if status:
             raise_status(CUDNN, status)
@@ -305,19 +317,21 @@ class ExecutableGraph(PlannedGraph):
         Raises
         ------
         DnnValueError
-            If it is no tensor of the graph that has an array.
+            If it is not a tensor of the graph that has an array.
         """
         if key is None:
             return None
         found = key if isinstance(key, Tensor) else self.tensors.get(key)
         if found is None or self.tensors.get(found.name) is not found:
             raise DnnValueError(f"graph {self.name!r} has no tensor {key!r}")
-        if found.is_virtual:
+        if found.is_virtual and found.value is None:
             raise DnnValueError(
                 f"tensor {found.name!r} is virtual; call set_output(True) to get its values"
             )
         if found.value is not None:
             raise DnnValueError(f"tensor {found.name!r} has the value {found.value} of the graph")
+        if found not in slots:
+            raise DnnValueError(f"no operation of graph {self.name!r} uses tensor {found.name!r}")
         return slots[found]
 
     def _refuse_missing(self, slots: dict[Any, _Slot], uids: Any) -> None:
@@ -328,23 +342,3 @@ class ExecutableGraph(PlannedGraph):
         if missing:
             raise DnnValueError(f"graph {self.name!r}: no arrays for {', '.join(missing)}")
         raise DnnValueError(f"graph {self.name!r}: a tensor has more than one array")
-
-
-def _number(tensor: Tensor, value: Any) -> np.ndarray:
-    """Return a number that is passed by value, as an array on the host.
-
-    Raises
-    ------
-    DnnTypeError
-        If it is no number.
-    """
-    dtype = dtype_of(tensor.data_type)
-    if dtype is None or dtype == "bfloat16":
-        raise DnnTypeError(
-            f"tensor {tensor.name!r}: numbers of type {tensor.data_type.name} are not supported"
-        )
-    try:
-        number = value.item() if hasattr(value, "item") else value
-        return np.array(number, dtype)
-    except (TypeError, ValueError) as error:
-        raise DnnTypeError(f"tensor {tensor.name!r} is a number, got {value!r}") from error

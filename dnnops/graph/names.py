@@ -15,11 +15,14 @@ from dnnops.errors import DnnTypeError
 __all__ = [
     "CudnnEnum",
     "as_data_type",
+    "as_member",
+    "as_members",
     "attention_implementation",
     "behavior_note",
     "build_plan_policy",
     "convolution_mode",
     "data_type",
+    "diagonal_alignment",
     "dtype_of",
     "heur_mode",
     "item_size",
@@ -47,7 +50,7 @@ class CudnnEnum(Enum):
         """Return the name, after ``CUDNN_TYPE_``, of the type of the backend's attributes."""
         return _ATTRIBUTE_TYPES[cls.__name__]
 
-    def in_c(self) -> int:
+    def value_in_c(self) -> int:
         """Return the value in the headers of the installed cuDNN.
 
         Raises
@@ -225,6 +228,42 @@ class attention_implementation(Enum):
     COMPOSITE = 1
 
 
+class diagonal_alignment(Enum):
+    """Corner of the scores in which the diagonal of a mask starts."""
+
+    TOP_LEFT = 0
+    BOTTOM_RIGHT = 1
+
+
+def as_member(where: str, name: str, value: Any, kind: type[Enum]) -> Any:
+    """Return a member of an enum.
+
+    Raises
+    ------
+    DnnTypeError
+        If the value is anything else. The message names the parameter.
+    """
+    if not isinstance(value, kind):
+        raise DnnTypeError(
+            f"{where}: {name} must be a member of {kind.__name__}, got {value!r}; members are"
+            f" {', '.join(member.name for member in kind)}"
+        )
+    return value
+
+
+def as_members(where: str, values: Any, kind: type[Enum]) -> set[Any]:
+    """Return a sequence of members of an enum as a set.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if not isinstance(values, list | tuple | set | frozenset):
+        raise DnnTypeError(f"{where} takes a list of members of {kind.__name__}, got {values!r}")
+    return {as_member(where, "each", value, kind) for value in values}
+
+
 _DTYPES = {
     "float32": data_type.FLOAT,
     "float64": data_type.DOUBLE,
@@ -269,7 +308,9 @@ def as_data_type(value: Any) -> Any:
         except TypeError:
             name = ""
     if name not in _DTYPES:
-        raise DnnTypeError(f"{value!r} is no data type of cuDNN; expected one of {list(_DTYPES)}")
+        raise DnnTypeError(
+            f"{value!r} is not a data type of cuDNN; expected one of {list(_DTYPES)}"
+        )
     return _DTYPES[name]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from pytensor.link.basic import PerformLinker
 from pytensor.link.c.params_type import Params
 
 from dnnops.cpu.base import CPU
-from dnnops.dtypes import FLOAT_DTYPES, host_dtype
+from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
     GPU_CUDNN,
+    ONLY_ALIGNED,
     TAKES_CHANNELS_LAST,
     TAKES_CONTIGUOUS,
-    as_gradient,
     cudnn_status,
     device_operand,
 )
@@ -46,9 +47,16 @@ def _declared(data: str) -> Any:
     return graph
 
 
+def _array_dtype(tensor: Any) -> str:
+    """Return the dtype of arrays for a tensor; empty if there is none."""
+    from dnnops.graph.names import dtype_of
+
+    return dtype_of(tensor.data_type) or ""
+
+
 def _memory_format(tensor: Any) -> str | None:
     """Return the memory format of a tensor, or None if it has another one."""
-    from dnnops.graph.tensor import strides_of
+    from dnnops.graph.tensors import strides_of
 
     orders = {"contiguous": None, "channels_last": [0, *range(2, len(tensor.dim)), 1]}
     for name, order in orders.items():
@@ -93,7 +101,8 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
 
         graph.validate()
         op = cls(json.dumps(as_data(graph)))
-        for tensor in (*op.operands, *op.results):
+        numbers = [t for t in graph.tensors.values() if t.value is not None]
+        for tensor in (*op.operands, *op.results, *numbers):
             op._check(tensor)
         # Operations without an expression raise an error now, not when the Op is applied.
         op.expressions(*(x.type() for x in map(op._host_variable, op.operands)))
@@ -101,13 +110,18 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
 
     @staticmethod
     def _check(tensor: Any) -> None:
-        from dnnops.graph.names import dtype_of
-
-        if dtype_of(tensor.data_type) is None or tensor.data_type.name.startswith("FP8"):
+        dtype, what = _array_dtype(tensor), "arrays"
+        # cuDNN may pack eight elements of BOOLEAN into a byte.
+        is_supported = dtype in DTYPE_CODES and dtype != "bool"
+        if tensor.is_pass_by_value:
+            what, is_supported = "numbers on the host", is_supported and dtype != "bfloat16"
+        if not is_supported:
             raise DnnNotSupportedError(
-                f"tensor {tensor.name!r}: arrays of PyTensor can't have the data type"
+                f"tensor {tensor.name!r}: {what} of PyTensor can't have the data type"
                 f" {tensor.data_type.name}"
             )
+        if tensor.ragged_offset is not None:
+            raise DnnNotSupportedError(f"tensor {tensor.name!r} has a ragged_offset")
         if not tensor.is_pass_by_value and _memory_format(tensor) is None:
             raise DnnNotSupportedError(
                 f"tensor {tensor.name!r} of dim {tensor.dim} and stride {tensor.stride} is neither"
@@ -138,10 +152,8 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
 
     @staticmethod
     def _host_variable(tensor: Any) -> Any:
-        from dnnops.graph.names import dtype_of
-
         shape = () if tensor.is_pass_by_value else tuple(tensor.dim)
-        return pt.tensor(dtype=host_dtype(dtype_of(tensor.data_type) or ""), shape=shape)
+        return pt.tensor(dtype=host_dtype(_array_dtype(tensor)), shape=shape)
 
     def _check_count(self, inputs: Any) -> None:
         if len(inputs) != len(self.operands):
@@ -161,21 +173,28 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
                 f" expected {tuple(dim)}"
             )
 
+    def _checked(self, tensor: Any, x: Any) -> Any:
+        """Return an operand after checking its shape, and that a cast loses no digits."""
+        self._check_shape(tensor, x.type.shape)
+        given, expected = host_dtype(x.type.dtype), self._host_variable(tensor).type.dtype
+        # A number in Python is a double.
+        if not tensor.is_pass_by_value and not np.can_cast(given, expected):
+            raise DnnTypeError(
+                f"graph {self.graph.name!r}: operand {tensor.name} has dtype {x.type.dtype};"
+                f" expected {expected} (cast it first)"
+            )
+        return x
+
+    def _as_operand(self, tensor: Any, x: Any) -> Any:
+        dtype = self._host_variable(tensor).type.dtype
+        x = self._checked(tensor, x)
+        return x if x.type.dtype == dtype else pt.cast(x, dtype)
+
     def make_node(self, *inputs: Any) -> Apply:
         self._check_count(inputs)
         given = []
         for tensor, value in zip(self.operands, inputs, strict=True):
-            expected = self._host_variable(tensor).type
-            x = pt.as_tensor_variable(value)
-            self._check_shape(tensor, x.type.shape)
-            if x.type.dtype != expected.dtype:
-                if not tensor.is_pass_by_value and not np.can_cast(x.type.dtype, expected.dtype):
-                    raise DnnTypeError(
-                        f"graph {self.graph.name!r}: operand {tensor.name} has dtype"
-                        f" {x.type.dtype}; expected {expected.dtype} (cast it first)"
-                    )
-                x = pt.cast(x, expected.dtype)
-            given.append(x)
+            given.append(self._as_operand(tensor, pt.as_tensor_variable(value)))
         return Apply(self, given, [self._host_variable(t) for t in self.results])
 
     def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
@@ -205,9 +224,9 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
             values[tensor.uid] = value
         for tensor in self.graph.tensors.values():
             if tensor.value is not None:
-                values[tensor.uid] = pt.constant(tensor.value, dtype="float64")
+                values[tensor.uid] = pt.constant(np.array(tensor.value, _array_dtype(tensor)))
         for node in self.graph.nodes:
-            compute = _compute_dtype(node)
+            compute = _COMPUTE_DTYPES.get(node.compute_data_type.name, "float32")
             operands = {
                 port: _in_dtype(values[tensor.uid], compute) for port, tensor in node.inputs.items()
             }
@@ -232,12 +251,14 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
             storage[0] = np.asarray(value)
 
 
-def _compute_dtype(node: Any) -> str | None:
-    """Return the dtype in which expressions of a node compute; None keeps that of the operands."""
-    name = node.compute_data_type.name
-    if name in ("BOOLEAN", "NOT_SET", "INT32"):
-        return None
-    return "float64" if name == "DOUBLE" else "float32"
+#: Dtypes of expressions by the type in which an operation computes. Others keep their operands'.
+_COMPUTE_DTYPES = {
+    "DOUBLE": "float64",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOLEAN": None,
+    "NOT_SET": None,
+}
 
 
 def _in_dtype(x: Any, dtype: str | None) -> Any:
@@ -269,44 +290,42 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
     def __init__(self, data: str) -> None:
         super().__init__(data)
         self._planned: dict[int, Any] = {}
+        self._lock = Lock()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     @classmethod
-    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable]:
-        return [
-            cast(x, host_dtype(x.type.dtype)) if is_on_device(x) else x
-            for x in cls(op.data).make_node(*inputs).outputs
-        ]
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
+        node = cls(op.data).make_node(*inputs)
+        device = node.op.node_device(node)
+        if not cudnn_status(device):
+            try:
+                node.op.plan_for(device)
+            except DnnNotSupportedError:
+                return None  # the operations are computed one by one
+        return [cast(x, host_dtype(x.type.dtype)) for x in node.outputs]
 
     def abstract(self) -> DeclaredGraph:
         return DeclaredGraph(self.data)
 
     def make_node(self, *inputs: Any) -> Apply:
-        from dnnops.graph.names import dtype_of
-
         self._check_count(inputs)
         name = f"graph {self.graph.name!r}"
         devices = [x for x in inputs if is_on_device(x)]
         device = infer_device(*devices) if devices else default_device()
         given = []
         for tensor, value in zip(self.operands, inputs, strict=True):
-            dtype = dtype_of(tensor.data_type) or ""
             if tensor.is_pass_by_value:
-                x = pt.cast(pt.as_tensor_variable(value), dtype)
+                x = self._as_operand(tensor, pt.as_tensor_variable(value))
             else:
-                x = cast(device_operand(name, tensor.name, value, device), dtype)
-            self._check_shape(tensor, x.type.shape)
+                x = device_operand(name, tensor.name, value, device)
+                x = cast(self._checked(tensor, x), _array_dtype(tensor))
             given.append(x)
         results = [
-            GpuArrayType(dtype_of(t.data_type), tuple(t.dim), device=device)() for t in self.results
+            GpuArrayType(_array_dtype(t), tuple(t.dim), device=device)() for t in self.results
         ]
         return Apply(self, given, results)
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        gradients = super().pullback(inputs, outputs, cotangents)
-        return [as_gradient(g) if is_on_device(g) else g for g in gradients]
 
     # -- plans -----------------------------------------------------------------------------
 
@@ -318,20 +337,24 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
         DnnNotSupportedError
             If the device supports no plan. The message has the reasons.
         """
-        if device not in self._planned:
-            from dnnops.graph.names import heur_mode
+        from dnnops.graph.names import heur_mode
 
-            graph = _declared(self.data)
-            with on_device(device):
-                graph.build([heur_mode.A, heur_mode.FALLBACK])
-            self._planned[device] = graph
-        return self._planned[device]
+        # Functions keep the addresses of the first plan, so that there must be no second one.
+        with self._lock:
+            if device not in self._planned:
+                graph = _declared(self.data)
+                with on_device(device):
+                    graph.build([heur_mode.A, heur_mode.FALLBACK])
+                    graph.constants()
+                self._planned[device] = graph
+            return self._planned[device]
 
     def _words(self, device: int) -> list[int]:
         described: list[int] = []
         for tensor in (*self.operands, *self.results):
             dim = [] if tensor.is_pass_by_value else tensor.dim
-            described += [tensor.uid, len(dim), *dim]
+            dtype = DTYPE_CODES[_array_dtype(tensor)]
+            described += [tensor.uid, dtype, len(dim), *dim]
         counts = [len(self.operands), len(self.results)]
         if cudnn_status(device):  # the function is compiled for another machine
             return [0, 0, *counts, 0, *described]
@@ -359,7 +382,8 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
 
     def _layouts(self, operand: int) -> int:
         is_last = _memory_format(self.operands[operand]) == "channels_last"
-        return TAKES_CHANNELS_LAST if is_last else TAKES_CONTIGUOUS
+        # The descriptors declare that arrays are aligned.
+        return ONLY_ALIGNED | (TAKES_CHANNELS_LAST if is_last else TAKES_CONTIGUOUS)
 
     def output_format(self, index: int, inputs: list[Any]) -> str:
         return _memory_format(self.results[index]) or "contiguous"

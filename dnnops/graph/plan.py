@@ -12,10 +12,10 @@ from dnnops.graph.constants import find_constant
 from dnnops.graph.descriptors import Descriptor
 from dnnops.graph.names import behavior_note, knob_type, numerical_note
 
-__all__ = ["Knob", "Plan", "describe_config", "knobs_of", "reason_of", "reasons_by_engine"]
+__all__ = ["Knob", "Plan", "describe_config", "knob", "knobs_of", "reason_of", "reasons_by_engine"]
 
 #: More than an engine has notes; cuDNN does not say how many there are.
-_MOST = 64
+_MAX_NOTES = 64
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Knob:
     min_value: int
     max_value: int
     stride: int
+
+
+#: The name of the class in cuDNN's frontend.
+knob = Knob
 
 
 @dataclass
@@ -101,8 +105,8 @@ def describe_config(config: Descriptor) -> Plan:
     return Plan(
         int(index),
         knobs,
-        _enums(numerical_note, engine.get("ENGINE_NUMERICAL_NOTE", "NUMERICAL_NOTE", _MOST)),
-        _enums(behavior_note, engine.get("ENGINE_BEHAVIOR_NOTE", "BEHAVIOR_NOTE", _MOST)),
+        _enums(numerical_note, engine.get("ENGINE_NUMERICAL_NOTE", "NUMERICAL_NOTE", _MAX_NOTES)),
+        _enums(behavior_note, engine.get("ENGINE_BEHAVIOR_NOTE", "BEHAVIOR_NOTE", _MAX_NOTES)),
         config,
     )
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dnnops import libcudnn
 from dnnops.errors import (
     DnnError,
+    DnnLibraryError,
     DnnMemoryError,
     DnnNotSupportedError,
     DnnTypeError,
@@ -16,8 +19,22 @@ from dnnops.errors import (
 )
 from dnnops.graph.declaration import Declaration
 from dnnops.graph.descriptors import Descriptor, Descriptors
-from dnnops.graph.devices import default_handle, device_properties, get_last_error_string
-from dnnops.graph.names import build_plan_policy, data_type, heur_mode, knob_type
+from dnnops.graph.devices import (
+    current_device,
+    default_handle,
+    device_properties,
+    get_last_error_string,
+)
+from dnnops.graph.names import (
+    as_member,
+    as_members,
+    behavior_note,
+    build_plan_policy,
+    data_type,
+    heur_mode,
+    knob_type,
+    numerical_note,
+)
 from dnnops.graph.plan import (
     Knob,
     Plan,
@@ -26,8 +43,14 @@ from dnnops.graph.plan import (
     reason_of,
     reasons_by_engine,
 )
+from dnnops.graph.serialization import as_data
+from dnnops.graph.tensors import as_integer
+from dnnops.libcudnn.handles import as_handle
 
 __all__ = ["PlannedGraph"]
+
+#: cuDNN's errors, other than running out of memory.
+_REFUSALS = (DnnLibraryError, DnnNotSupportedError)
 
 
 class PlannedGraph(Declaration):
@@ -43,6 +66,9 @@ class PlannedGraph(Declaration):
         intermediate_data_type: Any = data_type.NOT_SET,
         compute_data_type: Any = data_type.NOT_SET,
         handle: Any = None,
+        sm_count: None = None,
+        sm_version: int | None = None,
+        kernel_cache: None = None,
         device_property: Any = None,
     ) -> None:
         super().__init__(name, io_data_type, intermediate_data_type, compute_data_type)
@@ -50,8 +76,16 @@ class PlannedGraph(Declaration):
             raise DnnTypeError(
                 f"device_property must be a device_properties, got {device_property!r}"
             )
-        self.handle, self.device = handle, device_property
+        if sm_count is not None or kernel_cache is not None:
+            raise DnnNotSupportedError("pygraph: sm_count and kernel_cache are not supported")
+        if handle is not None:
+            kind: Any = libcudnn.cudnnHandle_t
+            handle = as_handle(handle, kind, "handle")
+        self.handle: Any = handle
+        self.device: Any = device_property
+        self.device_number = 0
         self.plans: list[Plan] = []
+        self._filters: list[Callable[[Plan], bool]] = []
         self._graph: Descriptor | None = None
         self._chosen: int | None = None
         self._workspace_limit: int | None = None
@@ -67,8 +101,6 @@ class PlannedGraph(Declaration):
         self.validate()
         if self._graph is not None:
             return
-        if self.handle is None and self.device is None:
-            self.handle = default_handle()
         lowered = Descriptors(max(t.uid for t in self.tensors.values()) + 1)
         for node in self.nodes:
             try:
@@ -76,7 +108,23 @@ class PlannedGraph(Declaration):
             except DnnError as error:
                 error.add_note(f"in {node.where} of graph {self.name!r}")
                 raise
-        self._graph = lowered.finish(None if self.device is not None else self.handle)
+        self._graph = lowered.operation_graph(self._planning_handle())
+
+    def _planning_handle(self) -> Any:
+        """Return the handle for planning; None if the device is described."""
+        if self.device is not None:
+            return None
+        self.device_number = current_device()
+        return default_handle() if self.handle is None else self.handle
+
+    def _new_plan(self) -> Descriptor:
+        made = Descriptor("EXECUTION_PLAN")
+        handle = self._planning_handle()
+        if handle is None:
+            made.set("EXECUTION_PLAN_DEVICEPROP", self.device.descriptor)
+        else:
+            made.set_as("EXECUTION_PLAN_HANDLE", "HANDLE", [handle])
+        return made
 
     def _operation_graph(self) -> Descriptor:
         if self._graph is None:
@@ -98,17 +146,18 @@ class PlannedGraph(Declaration):
             If they propose nothing.
         """
         graph = self._operation_graph()
-        modes = [modes] if isinstance(modes, heur_mode) else list(modes)
+        modes = [modes] if isinstance(modes, heur_mode) else modes
+        if not isinstance(modes, list | tuple) or not modes:
+            raise DnnTypeError(f"expected a list of members of heur_mode, got {modes!r}")
         known = {plan.name for plan in self.plans}
         refusals = []
         for mode in modes:
-            if not isinstance(mode, heur_mode):
-                raise DnnTypeError(f"expected members of heur_mode, got {mode!r}")
+            as_member("create_execution_plans", "each mode", mode, heur_mode)
             try:
                 configs = self._proposals(graph, mode)
             except DnnMemoryError:
                 raise
-            except DnnError as error:
+            except _REFUSALS as error:
                 refusals.append(f"heuristics {mode.name}: {reason_of(error)}")
                 continue
             if not configs:
@@ -117,7 +166,7 @@ class PlannedGraph(Declaration):
                 plan = describe_config(config)
                 if plan.name not in known:
                     known.add(plan.name)
-                    self.plans.append(plan)
+                    self._add_plan(plan)
         if not self.plans:
             raise self._no_plan([*dict.fromkeys(refusals), *self._reasons_of_engines(refusals)])
 
@@ -140,7 +189,7 @@ class PlannedGraph(Declaration):
                 self._build(describe_config(config.finalize()))
             except DnnMemoryError:
                 raise
-            except DnnError as error:
+            except _REFUSALS as error:
                 reasons.append(f"eng{engine}: {reason_of(error)}")
             else:
                 reasons.append(
@@ -159,8 +208,10 @@ class PlannedGraph(Declaration):
             Values; others have the engine's defaults.
         """
         numbers = {
-            key.in_c() if isinstance(key, knob_type) else int(key): int(value)
-            for key, value in (knobs or {}).items()
+            key.value_in_c() if isinstance(key, knob_type) else as_integer(key, "a knob"): (
+                as_integer(value, "the value of a knob")
+            )
+            for key, value in dict(knobs or {}).items()
         }
         config = Descriptor("ENGINECFG", ENGINE=self._engine(engine_id).finalize())
         if numbers:
@@ -170,11 +221,13 @@ class PlannedGraph(Declaration):
                 choice.set_as("KNOB_CHOICE_KNOB_TYPE", "KNOB_TYPE", [key])
                 choices.append(choice.finalize())
             config.set("ENGINECFG_KNOB_CHOICES", choices)
-        self.plans.append(describe_config(config.finalize()))
+        self._add_plan(describe_config(config.finalize()))
 
     def _engine(self, engine_id: int) -> Descriptor:
         engine = Descriptor(
-            "ENGINE", OPERATION_GRAPH=self._operation_graph(), GLOBAL_INDEX=int(engine_id)
+            "ENGINE",
+            OPERATION_GRAPH=self._operation_graph(),
+            GLOBAL_INDEX=as_integer(engine_id, "engine_id"),
         )
         if self.device is not None:
             engine.set("ENGINE_DEVICEPROP", self.device.descriptor)
@@ -191,37 +244,52 @@ class PlannedGraph(Declaration):
 
     # -- choosing --------------------------------------------------------------------------
 
-    def _filter(self, keeps: Any) -> None:
+    def _filter(self, keeps: Callable[[Plan], bool]) -> None:
+        """Exclude plans for which a function is false, and those that are added later."""
+        self._filters.append(keeps)
         for plan in self.plans:
-            if not keeps(plan):
-                plan.is_excluded = True
+            plan.is_excluded = plan.is_excluded or not keeps(plan)
         if self._chosen is not None and self.plans[self._chosen].is_excluded:
             self._chosen = None
 
+    def _add_plan(self, plan: Plan) -> None:
+        plan.is_excluded = not all(keeps(plan) for keeps in self._filters)
+        self.plans.append(plan)
+
     def deselect_engines(self, engine_names: Sequence[str]) -> None:
         """Exclude engines, given as in the names of plans, such as ``["eng0"]``."""
-        self._filter(lambda plan: not any(_is_part(word, plan.name) for word in engine_names))
+        names = engine_names
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise DnnTypeError(f"deselect_engines takes a list of names, got {engine_names!r}")
+        self._filter(lambda plan: not any(_is_part(word, plan.name) for word in names))
 
     def deselect_workspace_greater_than(self, workspace: int) -> None:
         """Exclude plans that need more bytes of memory."""
-        self._workspace_limit = int(workspace)
-        self._filter(lambda plan: plan.workspace is None or plan.workspace <= workspace)
+        limit = as_integer(workspace, "workspace")
+        former = self._workspace_limit
+        self._workspace_limit = limit if former is None else min(former, limit)
+        self._filter(lambda plan: plan.workspace is None or plan.workspace <= limit)
+
+    def _filter_notes(self, method: str, notes: Any, kind: Any, keeps: Any) -> None:
+        given = as_members(method, notes, kind)
+        attribute = "numerical_notes" if kind is numerical_note else "behavior_notes"
+        self._filter(lambda plan: keeps(given, set(getattr(plan, attribute))))
 
     def deselect_numeric_notes(self, notes: Sequence[Any]) -> None:
         """Exclude engines with one of these numerical notes."""
-        self._filter(lambda plan: not set(notes) & set(plan.numerical_notes))
+        self._filter_notes("deselect_numeric_notes", notes, numerical_note, set.isdisjoint)
 
     def select_numeric_notes(self, notes: Sequence[Any]) -> None:
         """Exclude engines without one of these numerical notes."""
-        self._filter(lambda plan: set(notes) <= set(plan.numerical_notes))
+        self._filter_notes("select_numeric_notes", notes, numerical_note, set.issubset)
 
     def deselect_behavior_notes(self, notes: Sequence[Any]) -> None:
         """Exclude engines with one of these behavior notes."""
-        self._filter(lambda plan: not set(notes) & set(plan.behavior_notes))
+        self._filter_notes("deselect_behavior_notes", notes, behavior_note, set.isdisjoint)
 
     def select_behavior_notes(self, notes: Sequence[Any]) -> None:
         """Exclude engines without one of these behavior notes."""
-        self._filter(lambda plan: set(notes) <= set(plan.behavior_notes))
+        self._filter_notes("select_behavior_notes", notes, behavior_note, set.issubset)
 
     # -- building --------------------------------------------------------------------------
 
@@ -234,11 +302,7 @@ class PlannedGraph(Declaration):
             If the device does not support it, or it needs more memory than allowed.
         """
         if plan.descriptor is None:
-            made = Descriptor("EXECUTION_PLAN")
-            if self.device is None:
-                made.set_as("EXECUTION_PLAN_HANDLE", "HANDLE", [self.handle])
-            else:
-                made.set("EXECUTION_PLAN_DEVICEPROP", self.device.descriptor)
+            made = self._new_plan()
             assert plan.config is not None
             made.set("EXECUTION_PLAN_ENGINE_CONFIG", plan.config)
             made.finalize()
@@ -252,6 +316,10 @@ class PlannedGraph(Declaration):
             )
 
     def _build_first(self) -> None:
+        if not self.plans:
+            raise DnnValueError(
+                f"graph {self.name!r} has no plans; call create_execution_plans first"
+            )
         reasons = []
         for index, plan in enumerate(self.plans):
             if plan.is_excluded:
@@ -261,13 +329,13 @@ class PlannedGraph(Declaration):
                 self._build(plan)
             except DnnMemoryError:
                 raise
-            except DnnError as error:
+            except _REFUSALS as error:
                 plan.reason = reason_of(error)
                 reasons.append(f"{plan.name}: {plan.reason}")
                 continue
             self._chosen = index
             return
-        raise self._no_plan(reasons or ["no plans were created"])
+        raise self._no_plan(reasons)
 
     def _no_plan(self, reasons: Sequence[str]) -> DnnNotSupportedError:
         operations = ", ".join(node.tag for node in self.nodes)
@@ -296,8 +364,9 @@ class PlannedGraph(Declaration):
         DnnNotSupportedError
             If it supports none.
         """
+        as_member("build_plans", "policy", policy, build_plan_policy)
         self.check_support()
-        if policy is not build_plan_policy.ALL:
+        if policy is build_plan_policy.HEURISTICS_CHOICE:
             return
         for plan in self.plans:
             if plan.is_excluded or plan.descriptor is not None:
@@ -306,7 +375,7 @@ class PlannedGraph(Declaration):
                 self._build(plan)
             except DnnMemoryError:
                 raise
-            except DnnError as error:
+            except _REFUSALS as error:
                 plan.reason = reason_of(error)
 
     def build(self, modes: Sequence[Any] = (heur_mode.A,)) -> None:
@@ -322,8 +391,11 @@ class PlannedGraph(Declaration):
         self.validate()
         self.build_operation_graph()
         self.create_execution_plans(modes)
-        self.check_support()
         self.build_plans()
+
+    def digest(self) -> str:
+        """Return a text that differs between graphs."""
+        return hashlib.sha256(json.dumps(as_data(self)).encode()).hexdigest()
 
     def serialize_plan(self) -> dict[str, Any] | None:
         """Return the chosen plan as data that can be written as JSON; None if there is none."""
@@ -333,6 +405,7 @@ class PlannedGraph(Declaration):
         assert plan.descriptor is not None
         return {
             "cudnn": int(libcudnn.cudnnGetVersion()),
+            "graph": self.digest(),
             "engine": plan.engine,
             "knobs": list(plan.knobs.items()),
             "json": plan.descriptor.get_text("EXECUTION_PLAN_JSON_REPRESENTATION"),
@@ -343,25 +416,42 @@ class PlannedGraph(Declaration):
 
         Raises
         ------
+        DnnValueError
+            If the data are damaged.
+        DnnNotSupportedError
+            If it is of another version of cuDNN.
         CudnnError
-            If cuDNN refuses it, for example because it is of another version.
+            If cuDNN refuses it.
         """
-        made = Descriptor("EXECUTION_PLAN")
-        if self.handle is None and self.device is None:
-            self.handle = default_handle()
-        if self.device is None:
-            made.set_as("EXECUTION_PLAN_HANDLE", "HANDLE", [self.handle])
-        else:
-            made.set("EXECUTION_PLAN_DEVICEPROP", self.device.descriptor)
-        text = data["json"].encode()
+        version = int(libcudnn.cudnnGetVersion())
+        try:
+            text, engine = data["json"].encode(), int(data["engine"])
+            knobs = {int(key): int(value) for key, value in data["knobs"]}
+            stored, graph = int(data["cudnn"]), data["graph"]
+            if not isinstance(json.loads(text), dict):
+                raise ValueError("the plan is not an object of JSON")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DnnValueError(f"the data of the plan are damaged: {error!r}") from error
+        if graph != self.digest():
+            raise DnnValueError("the plan is that of another graph")
+        if stored != version:
+            raise DnnNotSupportedError(
+                f"the plan is of cuDNN {stored}, and {version} is loaded; build the graph again"
+            )
+        made = self._new_plan()
         made.set_as("EXECUTION_PLAN_JSON_REPRESENTATION", "CHAR", text)
         made.finalize()
         workspace = int(made.get("EXECUTION_PLAN_WORKSPACE_SIZE", "INT64")[0])
-        knobs = {int(key): int(value) for key, value in data["knobs"]}
-        self.plans = [Plan(int(data["engine"]), knobs, [], [], None, made, workspace)]
+        self.plans = [Plan(engine, knobs, [], [], None, made, workspace)]
         self._chosen = 0
 
     # -- queries ---------------------------------------------------------------------------
+
+    def _plan(self, index: int) -> Plan:
+        index = as_integer(index, "the index of a plan")
+        if not 0 <= index < len(self.plans):
+            raise DnnValueError(f"there is no plan {index}, but {len(self.plans)} plans")
+        return self.plans[index]
 
     def plan_at(self, index: int | None = None) -> Plan:
         """Return a built plan, by default the chosen one.
@@ -375,9 +465,7 @@ class PlannedGraph(Declaration):
             if self._chosen is None:
                 raise DnnValueError(f"graph {self.name!r} has no plan; call build first")
             index = self._chosen
-        if not 0 <= index < len(self.plans):
-            raise DnnValueError(f"plan {index} of {len(self.plans)}")
-        plan = self.plans[index]
+        plan = self._plan(index)
         if plan.descriptor is None:
             reason = f": {plan.reason}" if plan.reason else "; call build_plan_at_index first"
             raise DnnValueError(f"plan {index} ({plan.name}) is not built{reason}")
@@ -406,9 +494,7 @@ class PlannedGraph(Declaration):
         DnnError
             If the device does not support it.
         """
-        if not 0 <= index < len(self.plans):
-            raise DnnValueError(f"plan {index} of {len(self.plans)}")
-        self._build(self.plans[index])
+        self._build(self._plan(index))
         if self._chosen is None:
             self._chosen = index
 
@@ -418,9 +504,7 @@ class PlannedGraph(Declaration):
 
     def get_plan_name_at_index(self, index: int) -> str:
         """Return the engine of a plan and the values of its knobs."""
-        if not 0 <= index < len(self.plans):
-            raise DnnValueError(f"plan {index} of {len(self.plans)}")
-        return self.plans[index].name
+        return self._plan(index).name
 
     def get_workspace_size(self) -> int:
         """Return the number of bytes of memory that the chosen plan needs."""

@@ -16,7 +16,8 @@ from dnnops.graph.nodes.normalization import BatchNormInference, NormBackward, N
 from dnnops.graph.nodes.pointwise import Pointwise
 from dnnops.graph.nodes.reduction import Reduction
 from dnnops.graph.nodes.resampling import Resample, ResampleBackward
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.scalars import as_host_number
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["VERSION", "add_from_data", "as_data"]
 
@@ -115,7 +116,7 @@ def add_from_data(graph: Any, data: Any) -> None:
         raise DnnValueError(f"expected a graph of dnnops, version {VERSION}")
     try:
         _add(graph, data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise DnnValueError(f"the data of the graph are damaged: {error!r}") from error
 
 
@@ -123,14 +124,19 @@ def _add(graph: Any, data: dict[str, Any]) -> None:
     graph.name = data["name"]
     for key in ("io_data_type", "intermediate_data_type", "compute_data_type"):
         setattr(graph, key, data_type[data[key]])
+    offsets: dict[str, str | None] = {}
     for given in data["tensors"]:
         given = dict(given)
-        name, offset = given.pop("name"), given.pop("ragged_offset")
+        name = given.pop("name")
+        offsets[name] = given.pop("ragged_offset")
         given["data_type"] = data_type[given["data_type"]]
         given["reordering_type"] = names.tensor_reordering[given["reordering_type"]]
-        made = Tensor(graph, name, **given)
-        made.ragged_offset = offset and graph.tensors[offset]
-        graph.tensors[name] = made
+        value = given.pop("value")
+        made = graph.tensors[name] = Tensor(graph, name, **given)
+        made.value = None if value is None else as_host_number(made, value).item()
+    for name, offset in offsets.items():
+        if offset is not None:
+            graph.tensors[name].set_ragged_offset(graph.tensors[offset])
     for given in data["nodes"]:
         inputs = {port: graph.tensors[name] for port, name in given["inputs"].items()}
         node = _KINDS[given["kind"]](
@@ -141,4 +147,6 @@ def _add(graph: Any, data: dict[str, Any]) -> None:
             **{key: _unpack(value) for key, value in given["parameters"].items()},
         )
         node.outputs = {port: graph.tensors[name] for port, name in given["outputs"].items()}
+        if list(node.outputs) != list(node.results):
+            raise ValueError(f"{node.where} has the results {list(node.outputs)}")
         graph.nodes.append(node)

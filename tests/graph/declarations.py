@@ -44,11 +44,12 @@ def number(api, graph, name):
 
 
 def outputs(api, *tensors, wide=()):
+    tensors = [tensor for tensor in tensors if tensor is not None]
     for tensor in tensors:
         tensor.set_output(True)
-    for tensor in wide:
+    for tensor in (tensor for tensor in wide if tensor is not None):
         tensor.set_data_type(api.data_type.FLOAT)
-    return list(tensors)
+    return tensors
 
 
 _CONV = {"padding": [1, 1], "stride": [1, 1], "dilation": [1, 1]}
@@ -378,8 +379,23 @@ def scaled(api, graph):
     return outputs(api, graph.mul(x, graph.tensor_scalar(2.5, name="factor")))
 
 
+def sdpa_of_one_array(api, graph):
+    """The keys are also the values; one of the two is transposed."""
+    q, k, _ = _heads(graph)
+    o, _ = graph.sdpa(q=q, k=k, v=k, generate_stats=False, attn_scale=0.25)
+    return outputs(api, o)
+
+
 #: Graphs for which the frontend for Python has no methods.
 OWN_DECLARATIONS: dict[str, Callable[[Any, Any], list[Any]]] = {
     f.__name__: f
-    for f in (max_pool, max_pool_with_index, average_pool, max_pool_backward, logic, scaled)
+    for f in (
+        max_pool,
+        max_pool_with_index,
+        average_pool,
+        max_pool_backward,
+        logic,
+        scaled,
+        sdpa_of_one_array,
+    )
 }

@@ -146,6 +146,34 @@ def stored_again(name: str) -> list[Any]:
     return [(g.plan_at().name, g.get_workspace_size(), str(g)) for g in (graph, again)]
 
 
+def stored_plan_with(**changes: Any) -> None:
+    """Read a stored graph whose plan has other fields; None removes one."""
+    graph = described("conv")
+    graph.build()
+    data = json.loads(graph.serialize())
+    data["plan"].update(changes)
+    data["plan"] = {key: value for key, value in data["plan"].items() if value is not None}
+    again = dnnops.graph.pygraph(device_property=graph.device)
+    try:
+        again.deserialize(json.dumps(data).encode())
+    finally:
+        assert not again.tensors
+
+
+def filtered_first() -> tuple[str, str]:
+    """Return the chosen plan without filters, and that with one that was set before planning."""
+    names = []
+    for exclude in (False, True):
+        graph = described("conv")
+        graph.build_operation_graph()
+        if exclude:
+            graph.deselect_engines([names[0].partition("_")[0]])
+        graph.create_execution_plans()
+        graph.build_plans()
+        names.append(graph.plan_at().name)
+    return names[0], names[1]
+
+
 def _write() -> None:
     import cudnn
 

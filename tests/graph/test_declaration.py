@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dnnops import graph as cudnn
-from dnnops.errors import DnnError, DnnTypeError, DnnValueError
+from dnnops.errors import DnnError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.graph.nodes.pointwise import POINTWISE
 from tests.graph.planning import EVERY, declared
 
@@ -107,7 +107,7 @@ def test_tensor_like():
     assert (x.dim, x.stride, x.data_type) == ([3, 4], [1, 3], TYPES.FLOAT)
     y = graph.tensor_like(x, name="same")
     assert (y.dim, y.stride, y.data_type, y.name) == (x.dim, x.stride, x.data_type, "same")
-    with pytest.raises(DnnTypeError, match="no tensor of a graph, and no array"):
+    with pytest.raises(DnnTypeError, match="not a tensor of a graph, or an array"):
         graph.tensor_like("x")
 
 
@@ -120,7 +120,7 @@ def test_every_elementwise_mode_has_a_method():
 
 
 def test_importing_the_ops_does_not_import_the_rest():
-    code = "import sys, dnnops.graph.op; print('dnnops.graph.graph' in sys.modules)"
+    code = "import sys, dnnops.graph.op; print('dnnops.graph.user_graph' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
 
@@ -300,9 +300,52 @@ def test_invalid_graphs(declare, words):
         (lambda g, x: g.tensor([2.5]), DnnTypeError, "sequence of integers"),
         (lambda g, x: g.tensor("23"), DnnTypeError, "sequence of integers"),
         (lambda g, x: g.tensor([2, 3], [1]), DnnValueError, "different lengths"),
-        (lambda g, x: g.tensor([2], name="x"), DnnValueError, "has a tensor 'x' already"),
-        (lambda g, x: g.tensor([2]).set_name("x"), DnnValueError, "has a tensor 'x' already"),
-        (lambda g, x: g.tensor([2], data_type="complex64"), DnnTypeError, "no data type"),
+        (lambda g, x: g.tensor([2], name=3), DnnTypeError, "a name must be a str"),
+        (lambda g, x: g.relu(x, name=["y"]), DnnTypeError, "a name must be a str"),
+        (lambda g, x: g.tensor([float("inf")]), DnnTypeError, "sequence of integers"),
+        (lambda g, x: g.tensor([2**70]), DnnValueError, "64 bits"),
+        (lambda g, x: g.tensor([2], uid=1.5), DnnTypeError, "uid of .* must be an integer"),
+        (lambda g, x: g.tensor([2], ragged_offset="o"), DnnTypeError, "another tensor"),
+        (lambda g, x: g.tensor([2], reordering_type="NONE"), DnnTypeError, "tensor_reordering"),
+        (lambda g, x: g.tensor_scalar("a"), DnnTypeError, "is a number"),
+        (lambda g, x: g.tensor_scalar(1.5, "int32"), DnnValueError, "not int32"),
+        (lambda g, x: g.tensor_scalar(300, "int8"), DnnValueError, "not int8"),
+        (lambda g, x: g.add(x, None), DnnTypeError, "IN_1 is missing"),
+        (lambda g, x: g.conv_fprop(x, None), DnnTypeError, "W is missing"),
+        (lambda g, x: g.sdpa(x, None, x, generate_stats=True), DnnTypeError, "K is missing"),
+        (lambda g, x: g.reduction(x, "ADD"), DnnTypeError, "member of reduction_mode"),
+        (lambda g, x: g.reduction(x, None), DnnTypeError, "member of reduction_mode"),
+        (
+            lambda g, x: g.conv_fprop(x, x, convolution_mode=cudnn.reduction_mode.MUL),
+            DnnTypeError,
+            "member of convolution_mode",
+        ),
+        (lambda g, x: g.layernorm("TRAINING", x, x, x, x), DnnTypeError, "norm_forward_phase"),
+        (lambda g, x: g.layernorm(None, x, x, x, x), DnnTypeError, "norm_forward_phase is"),
+        (lambda g, x: g.gen_index(x, 1.5), DnnTypeError, "axis must be an integer"),
+        (lambda g, x: g.relu(x, negative_slope="a"), DnnTypeError, "must be a number"),
+        (lambda g, x: g.concatenate(x, 0), DnnValueError, "a list of at least one"),
+        (lambda g, x: g.concatenate([x], "a"), DnnTypeError, "axis must be an integer"),
+        (
+            lambda g, x: g.sdpa(x, x, x, generate_stats=True, use_alibi_mask=True),
+            DnnNotSupportedError,
+            "use_alibi_mask is not supported",
+        ),
+        (
+            lambda g, x: g.sdpa(x, x, x, generate_stats=True, diagonal_band_left_bound=2),
+            DnnNotSupportedError,
+            "only that of use_causal_mask",
+        ),
+        (
+            lambda g, x: g.batchnorm(x, x, x, None, None, x, None, peer_stats=[x]),
+            DnnNotSupportedError,
+            "peer_stats",
+        ),
+        (lambda g, x: cudnn.pygraph(sm_count=8), DnnNotSupportedError, "sm_count"),
+        (lambda g, x: cudnn.pygraph(handle="h"), DnnTypeError, "handle"),
+        (lambda g, x: g.deserialize(), DnnTypeError, "deserialize takes"),
+        (lambda g, x: new().deserialize("data"), DnnTypeError, "must be bytes"),
+        (lambda g, x: g.tensor([2], data_type="complex64"), DnnTypeError, "not a data type"),
         (lambda g, x: g.concatenate([], 0), DnnValueError, "at least one"),
         (lambda g, x: g.sdpa(x, x, x), DnnTypeError, "generate_stats or is_inference"),
         (
@@ -345,6 +388,104 @@ def test_invalid_calls(call, error, words):
     # Nothing of the call is left.
     assert list(graph.tensors)[:1] == ["x"]
     assert not graph.nodes
+
+
+def test_names_that_are_taken_get_a_number():
+    graph = new()
+    x, y = graph.tensor([2], name="x"), graph.tensor([2], name="x")
+    assert (x.name, y.name) == ("x", "x_1")
+    graph.tensor([2], name="r::OUT_0")
+    results = [graph.relu(x, name="r") for _ in range(2)]
+    assert [node.name for node in graph.nodes] == ["r", "r_1"]
+    assert [r.name for r in results] == ["r::OUT_0_1", "r_1::OUT_0"]
+    assert y.set_name("x").name == "x_2"
+
+
+def test_results_that_are_not_computed_are_none():
+    """As in cuDNN's frontend, so that they can be unpacked."""
+    graph = new()
+    x, s = graph.tensor([2, 4, 5, 5]), graph.tensor([1, 4, 1, 1])
+    number = graph.tensor_scalar(1e-5)
+    inference = cudnn.norm_forward_phase.INFERENCE
+    assert graph.layernorm(inference, x, s, s, number)[1:] == [None] * 2
+    assert graph.rmsnorm(inference, x, s, epsilon=number)[1:] == [None]
+    assert graph.batchnorm(x, s, s, None, None, number, None)[3:] == [None] * 2
+    assert graph.rmsnorm_backward(x, x, s, s, has_dbias=False)[2:] == [None]
+
+
+def test_causal_bands():
+    graph = new()
+    q = graph.tensor([1, 1, 4, 4])
+    for more in ({"use_causal_mask": True}, {"diagonal_band_right_bound": 0}, {}):
+        graph.sdpa(q, q, q, generate_stats=False, **more)
+    assert [node.parameters["causal_mask"] for node in graph.nodes] == [True, True, False]
+
+
+def test_failed_validation_leaves_the_graph_as_it_was():
+    graph = new()
+    x, z = graph.tensor([4, 4], name="x"), graph.tensor([4, 5], name="z")
+    graph.add(graph.relu(x), z).set_output(True)
+    before = str(graph)
+    with pytest.raises(DnnValueError, match="broadcast"):
+        graph.validate()
+    assert str(graph) == before
+    x.set_dim([4, 5]).set_stride([5, 1])
+    graph.validate()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x: x.set_stride([1]), "different lengths"),
+        (lambda x: x.set_is_virtual(True), "no operation computes the virtual tensor 'x'"),
+    ],
+)
+def test_tensors_are_checked(change, words):
+    graph = new()
+    x = graph.tensor([4, 4], name="x")
+    graph.relu(x).set_output(True)
+    change(x)
+    with pytest.raises(DnnValueError, match=words):
+        graph.validate()
+
+
+def test_number_on_the_host_is_passed_by_value():
+    graph = new()
+    assert graph.tensor_like(np.ones((1, 1, 1, 1), "float32")).is_pass_by_value
+    assert not graph.tensor_like(np.ones((1, 2), "float32")).is_pass_by_value
+    assert graph.tensor_scalar(0.1, "float16").value == float(np.float16(0.1))
+
+
+def test_damaged_fields_raise_errors_of_dnnops():
+    """Replace each field by values of other types."""
+    data = json.loads(declared("sdpa_with_lengths")[0].serialize())
+
+    def places(value, path=()):
+        yield path
+        if isinstance(value, dict | list):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from places(item, (*path, key))
+
+    damaged = 0
+    for path in places(data):
+        for value in (None, "x", -1, 10**30, [], {}, ["data_type", "FLOAT"], 1.5):
+            changed = copy.deepcopy(data)
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            if path:
+                place[path[-1]] = value
+            else:
+                changed = value
+            graph = new()
+            try:
+                graph.deserialize(json.dumps(changed).encode())
+            except DnnError:
+                damaged += 1
+                assert not graph.tensors
+    assert damaged > 1000
+    with pytest.raises(DnnValueError, match="not a serialized graph"):
+        new().deserialize(b"[" * 300_000)
 
 
 def test_validated_graphs_do_not_change():

@@ -35,7 +35,7 @@ def calls(monkeypatch):
     """The calls that would have executed plans: the address by uid, the workspace and its size."""
     made = []
 
-    def run(handle, plan, count, uids, pointers, workspace, size):
+    def run(handle, plan, count, uids, pointers, workspace, size, device):
         assert (handle, plan) == (HANDLE, PLAN)
         read = [(ctypes.c_int64 * count).from_address(at)[:] for at in (uids, pointers)]
         made.append((dict(zip(*read, strict=True)), workspace, size))
@@ -115,6 +115,44 @@ def test_strided_arrays_may_reach_over_the_tensor(calls):
     graph, _ = built()
     wide = Array((4, 16, 9, 9), strides=(2 * 16 * 81 * 2, 162, 18, 2))
     graph.execute(arrays(x=wide))
+    assert len(calls) == 1
+
+
+def test_strides_are_checked_in_each_call(calls):
+    """An array of the same shape that was accepted before may reach less far."""
+    graph, _ = built()
+    wide = Array((4, 16, 9, 9), strides=(2 * 16 * 81 * 2, 162, 18, 2))
+    for _ in range(2):
+        graph.execute(arrays(x=wide))
+        with pytest.raises(DnnValueError, match=r"needs 10368 bytes, but .* has"):
+            graph.execute(arrays(x=Array((4, 16, 9, 9), strides=(0, 2, 32, 2 * 16))))
+        with pytest.raises(DnnValueError, match="needs 10368 bytes"):
+            graph.execute(arrays(x=Array((4, 16, 9, 9), strides=(0, 162, 18, 2))))
+
+
+def test_workspace_is_large_enough(calls):
+    graph, _ = built(workspace=64)
+    for size, is_enough in ((63, False), (64, True)):
+        workspace = Array((size,), "uint8")
+        workspace.nbytes = size
+        if is_enough:
+            graph.execute(arrays(), workspace)
+        else:
+            with pytest.raises(DnnValueError, match="has 63 bytes; the plan needs 64"):
+                graph.execute(arrays(), workspace)
+    assert len(calls) == 1
+
+
+def test_unused_tensors_need_no_arrays(calls):
+    graph, _ = declared("conv_bias_relu")
+    graph.tensor([2], name="unused")
+    graph.validate()
+    graph.handle = libcudnn.cudnnHandle_t(HANDLE)
+    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=PLAN), workspace=0)
+    graph.plans, graph._chosen = [plan], 0
+    graph.execute(arrays())
+    with pytest.raises(DnnValueError, match=r"no operation .* uses tensor 'unused'"):
+        graph.execute({**arrays(), "unused": Array((2,))})
     assert len(calls) == 1
 
 

@@ -40,7 +40,8 @@ def op_of(declare, **inputs):
             tensors[name] = graph.tensor(np.shape(value), name=name, data_type=value.dtype)
     results = declare(graph, **tensors)
     for result in results if isinstance(results, list | tuple) else [results]:
-        result.set_output(True)
+        if result is not None:
+            result.set_output(True)
     return graph.as_op()
 
 

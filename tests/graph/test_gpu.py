@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import graph as cudnn
-from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.graph.names import dtype_of
 from dnnops.graph.op import GpuDeclaredGraph
 from tests.graph.declarations import DECLARATIONS, OWN_DECLARATIONS, channels_last
@@ -221,6 +221,33 @@ def test_arrays_workspace_handle_and_stream():
         graph.execute(arrays)
 
 
+def test_current_stream_and_workspace():
+    import cupy
+
+    graph, y, arrays = built()
+    graph.execute(arrays)
+    expected = arrays[y.name].copy()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        arrays[y.name][...] = 0
+        graph.execute(arrays)
+        stream.synchronize()
+    cupy.testing.assert_array_equal(arrays[y.name], expected)
+    other, z, of_other = built("FLOAT")
+    with stream:
+        other.execute(of_other)
+    arrays[y.name][...] = 0
+    graph.execute(arrays)
+    cupy.cuda.get_current_stream().synchronize()
+    cupy.testing.assert_array_equal(arrays[y.name], expected)
+    assert of_other[z.name].dtype == "float32"
+    for plan in graph.plans:
+        if plan.descriptor is not None and plan.workspace:
+            small = cupy.empty(plan.workspace - 1, "uint8")
+            with pytest.raises(DnnValueError, match="the plan needs"):
+                graph.execute_plan_at_index(arrays, small, graph.plans.index(plan))
+
+
 def test_stored_plan():
     graph, y, arrays = built()
     graph.execute(arrays)
@@ -283,7 +310,7 @@ def test_unsupported_graph():
 
 
 @pytest.mark.parametrize("io", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("cuda_graph", ["False", "auto"])
+@pytest.mark.parametrize("cuda_graph", ["False", "True"])
 def test_op(io, cuda_graph):
     rng = np.random.default_rng(0)
     types = {"intermediate_data_type": "float32", "compute_data_type": "float32"}
@@ -306,6 +333,28 @@ def test_op(io, cuda_graph):
         for one, other in zip(found, expected, strict=True):
             error = np.linalg.norm(one.astype("f8") - other) / np.linalg.norm(other.astype("f8"))
             assert error <= 2e-2 if io == "bfloat16" else 3e-3
+
+
+def test_op_in_threads():
+    """A function that one thread compiled runs in another one, with its own handle."""
+    op = declared("conv_bias_relu")[0].as_op()
+    variables = [op._host_variable(t) for t in op.operands]
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(v.type.shape).astype(v.type.dtype) for v in variables]
+    functions = [pytensor.function(variables, op(*variables), mode="CUDNN") for _ in range(3)]
+    expected = functions[0](*values)
+    found = []
+    threads = [
+        threading.Thread(target=lambda f=f: found.extend(f(*values) for _ in range(20)))
+        for f in functions
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 60
+    for result in found:
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_op_with_numbers_and_attention():
@@ -344,9 +393,8 @@ def test_operands_that_are_not_aligned():
     function = pytensor.function([x], GpuDeclaredGraph(graph.as_op().data)(x))
     memory = cupy.ones(4 * 16 * 64 + 8, "float16")
     images = memory[1:-7].reshape(4, 8, 8, 16).transpose(0, 3, 1, 2)
-    with pytest.raises(DnnError, match="not aligned to 16 bytes"):
-        function(images)
-    assert (function(images.copy()) == 1).all()
+    assert images.data.ptr % 16
+    assert (function(images) == 1).all()
 
 
 # -- the documents' examples ---------------------------------------------------------------

@@ -12,6 +12,7 @@ from pytensor.graph.fg import FunctionGraph
 
 from dnnops import graph as cudnn
 from dnnops.cpu.conv import OneDnnConv
+from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.graph.op import DeclaredGraph, GpuDeclaredGraph
@@ -148,6 +149,44 @@ def test_without_an_expression(name, words):
         declared(name)[0].as_op()
 
 
+@pytest.mark.parametrize("compute", ["int32", "int64"])
+def test_integers_do_not_wrap(compute):
+    graph = cudnn.pygraph(
+        io_data_type="int8", intermediate_data_type=compute, compute_data_type=compute
+    )
+    a, b = graph.tensor([1, 2, 4]), graph.tensor([1, 4, 3])
+    graph.matmul(a, b).set_output(True).set_data_type(compute)
+    x, y = np.full((1, 2, 4), 100, "int8"), np.full((1, 4, 3), 100, "int8")
+    result = pytensor.function([], graph.as_op()(x, y), mode="FAST_COMPILE")()
+    assert result.dtype == compute
+    assert (result == 40_000).all()
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (lambda g: g.relu(g.tensor([4], data_type="bool", name="mask")), "'mask'.*BOOLEAN"),
+        (lambda g: g.relu(g.tensor([4], data_type=cudnn.data_type.FP8_E4M3)), "FP8_E4M3"),
+        (
+            lambda g: g.add(
+                g.tensor([4]),
+                g.tensor([1], data_type="bfloat16", is_pass_by_value=True, name="number"),
+            ),
+            "'number': numbers on the host .*BFLOAT16",
+        ),
+        (
+            lambda g: g.relu(g.tensor([4], ragged_offset=g.tensor([2], data_type="int32"))),
+            "ragged_offset",
+        ),
+    ],
+)
+def test_tensors_without_an_equivalent(declare, words):
+    graph = cudnn.pygraph(io_data_type=FLOAT, compute_data_type=FLOAT)
+    declare(graph).set_output(True)
+    with pytest.raises(DnnNotSupportedError, match=words):
+        graph.as_op()
+
+
 def test_dropout_and_strides():
     graph = cudnn.pygraph(io_data_type=FLOAT, compute_data_type=FLOAT)
     q = graph.tensor([1, 1, 4, 4])
@@ -216,8 +255,14 @@ def test_shapes_are_checked_in_c():
     op = GpuDeclaredGraph(convolution("float16").data)
     shapes = [(2, 8, 9, 9), (4, 8, 3, 3), (1, 4, 1, 1)]
     inputs = [operand(shape, "float16") for shape in shapes]
-    (out,) = call("dnnops_cudnn_declared_graph_shape", op, inputs, [operand((1,) * 4)])
+    unknown = operand((1,) * 4)
+    unknown.dtype = -1
+    (out,) = call("dnnops_cudnn_declared_graph_shape", op, inputs, [unknown])
     assert tuple(out.shape[: out.ndim]) == (2, 4, 9, 9)
+    assert out.dtype == DTYPE_CODES["float16"]
+    given = [operand(shapes[0], "float32"), *inputs[1:]]
+    with pytest.raises(DnnTypeError, match=r"operand 0 has dtype float32; .* for float16"):
+        call("dnnops_cudnn_declared_graph_shape", op, given, [unknown])
     inputs[1] = operand((4, 8, 5, 3), "float16")
     with pytest.raises(DnnValueError, match=r"operand 1 has the shape \(4, 8, 5, 3\)"):
         call("dnnops_cudnn_declared_graph_shape", op, inputs, [operand((1,) * 4)])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
-from dnnops.errors import DnnError, DnnValueError
+from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from tests.graph import planning
 from tests.graph.declarations import DECLARATIONS, OWN_DECLARATIONS
 from tests.plans.described_device import described_process
@@ -85,6 +86,51 @@ def test_plans_are_stored(elsewhere, name):
     assert graph == again
 
 
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"json": "[" * 300_000}, DnnValueError, "damaged"),
+        ({"json": "{}"}, DnnError, "CUDNN_STATUS_BAD_PARAM"),
+        ({"json": None}, DnnValueError, "damaged: KeyError"),
+        ({"engine": "one"}, DnnValueError, "damaged"),
+        ({"graph": "0"}, DnnValueError, "of another graph"),
+        ({"cudnn": 90000}, DnnError, "of cuDNN 90000"),
+    ],
+)
+def test_damaged_plans(elsewhere, changes, error, words):
+    with pytest.raises(error, match=words):
+        elsewhere(partial(planning.stored_plan_with, **changes))
+
+
+def test_filters_hold_for_later_plans(elsewhere):
+    without, with_filter = elsewhere(planning.filtered_first)
+    assert without.partition("_")[0] != with_filter.partition("_")[0]
+
+
+def _without_plans():
+    graph = planning.described("conv")
+    graph.build_operation_graph()
+    graph.check_support()
+
+
+def _names_as_text():
+    planning.described("conv").deselect_engines("eng0")
+
+
+def _words_as_notes():
+    planning.described("conv").deselect_numeric_notes(["TENSOR_CORE"])
+
+
+def _policy_as_text():
+    planning.described("conv").build_plans("ALL")
+
+
+def _deep_device():
+    from dnnops.graph import create_device_properties
+
+    create_device_properties("[" * 200_000)
+
+
 def _execute_described():
     graph = planning.described("conv")
     graph.build()
@@ -119,9 +165,14 @@ def _damaged_device():
     [
         (_execute_described, DnnError, "described device"),
         (_too_early, DnnValueError, "no plan; call build first"),
-        (_beyond, DnnValueError, "plan .* of "),
+        (_beyond, DnnValueError, "there is no plan"),
         (_excluded, DnnError, "deselected"),
         (_damaged_device, DnnError, "cudnnBackend"),
+        (_deep_device, DnnValueError, "an object of JSON"),
+        (_without_plans, DnnValueError, "call create_execution_plans first"),
+        (_names_as_text, DnnTypeError, "a list of names"),
+        (_words_as_notes, DnnTypeError, "member of numerical_note"),
+        (_policy_as_text, DnnTypeError, "member of build_plan_policy"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )

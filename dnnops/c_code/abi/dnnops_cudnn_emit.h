@@ -15,7 +15,8 @@ enum {
   DNNOPS_TAKE_CHANNELS_LAST = 2,
   DNNOPS_TAKE_GAPS = 4, /* either of them, with a larger stride along the first axis */
   DNNOPS_TAKE_ROWS = 8, /* any positive strides, if the last axis is dense */
-  DNNOPS_TAKE_MATRIX = 16 /* a matrix whose rows or columns are dense and do not overlap */
+  DNNOPS_TAKE_MATRIX = 16, /* a matrix whose rows or columns are dense and do not overlap */
+  DNNOPS_ONLY_ALIGNED = 32 /* of all these, only arrays that start at a multiple of 16 bytes */
 };
 
 /* Whether an array is dense in a memory format, optionally with gaps along its first axis. */
@@ -42,9 +43,10 @@ static inline int dnnops_cudnn_is_dense_along(const dnnops_tensor *t, int axis) 
   return (length == 1 || t->strides[axis] == size) && (other == 1 || t->strides[1 - axis] >= length * size);
 }
 
-/* Replaces an operand by a dense copy and reads that. */
-static inline int dnnops_cudnn_copy(PyObject **array, int64_t dtype, dnnops_memory_format format, dnnops_tensor *t) {
-  PyObject *make = dnnops_import("dnnops.gpu.base", "as_dense");
+/* Replaces an operand by the result of a Python function for a memory format, and reads that. */
+static inline int dnnops_cudnn_replace(PyObject **array, int64_t dtype, dnnops_memory_format format, dnnops_tensor *t,
+                                       const char *function) {
+  PyObject *make = dnnops_import("dnnops.gpu.base", function);
   if (make == NULL) return -1;
   PyObject *copy =
       PyObject_CallFunction(make, "Os", *array, format == DNNOPS_CONTIGUOUS ? "contiguous" : "channels_last");
@@ -55,9 +57,14 @@ static inline int dnnops_cudnn_copy(PyObject **array, int64_t dtype, dnnops_memo
   return dnnops_gpuarray_read(copy, dtype, t);
 }
 
+/* Replaces an operand by a dense copy and reads that. */
+static inline int dnnops_cudnn_copy(PyObject **array, int64_t dtype, dnnops_memory_format format, dnnops_tensor *t) {
+  return dnnops_cudnn_replace(array, dtype, format, t, "as_dense");
+}
+
 /* Reads an operand. If cuDNN does not support its layout, or only with slow kernels, the operand
  * is replaced by a copy: channels-last if its channels are adjacent, otherwise contiguous. */
-static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
+static inline int dnnops_cudnn_read_layout(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
   if (dnnops_gpuarray_read(*array, dtype, t) < 0) return -1;
   const int gaps = layouts & DNNOPS_TAKE_GAPS;
   const int last = layouts & DNNOPS_TAKE_CHANNELS_LAST;
@@ -75,6 +82,13 @@ static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts
 /* The memory format of a dense operand: contiguous if both formats match. */
 static inline dnnops_memory_format dnnops_cudnn_format(const dnnops_tensor *t) {
   return dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, 0) ? DNNOPS_CONTIGUOUS : DNNOPS_CHANNELS_LAST;
+}
+
+/* The same for an operand that may have to be aligned. */
+static inline int dnnops_cudnn_read(PyObject **array, int64_t dtype, int layouts, dnnops_tensor *t) {
+  if (dnnops_cudnn_read_layout(array, dtype, layouts, t) < 0) return -1;
+  if (!(layouts & DNNOPS_ONLY_ALIGNED) || ((uintptr_t)t->data & 15) == 0) return 0;
+  return dnnops_cudnn_replace(array, dtype, dnnops_cudnn_format(t), t, "dense_copy");
 }
 
 /* Replaces an operand by a copy unless it is dense in a memory format. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["Methods"]
 

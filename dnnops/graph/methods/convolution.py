@@ -7,7 +7,7 @@ from typing import Any
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import convolution_mode, data_type
 from dnnops.graph.nodes.convolution import ConvDgrad, ConvFprop, ConvWgrad, as_padding
-from dnnops.graph.tensor import Tensor, as_sizes
+from dnnops.graph.tensors import Tensor, as_sizes
 
 __all__ = ["ConvolutionMethods"]
 

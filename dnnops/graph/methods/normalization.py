@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import data_type, norm_mode
 from dnnops.graph.nodes.normalization import BatchNormInference, NormBackward, NormForward
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["NormalizationMethods"]
 
@@ -27,9 +28,10 @@ class NormalizationMethods(Methods):
         in_running_var: Tensor | None,
         epsilon: Tensor,
         momentum: Tensor | None,
+        peer_stats: Sequence[Tensor] = (),
         compute_data_type: Any = _NOT_SET,
         name: str = "",
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Normalize each channel by the statistics of the batch.
 
         Parameters
@@ -44,13 +46,16 @@ class NormalizationMethods(Methods):
             Number that is added to the variance, passed by value.
         momentum : Tensor or None
             Weight of this batch in the new averages, passed by value.
+        peer_stats : sequence of Tensor
+            Must be empty: normalization over several GPUs is not supported.
 
         Returns
         -------
-        list of Tensor
-            The result, the mean, the reciprocal of the standard deviation, and, if averages are
-            given, the new ones.
+        list of Tensor or None
+            The result, the mean, the reciprocal of the standard deviation, and the new averages,
+            which are None if no averages are given.
         """
+        _refuse_peers(peer_stats)
         running = {"PREV_RUNNING_MEAN": in_running_mean, "PREV_RUNNING_VAR": in_running_var}
         given = [x is not None for x in (in_running_mean, in_running_var, momentum)]
         if any(given) and not all(given):
@@ -58,7 +63,7 @@ class NormalizationMethods(Methods):
                 "batchnorm: give in_running_mean, in_running_var and momentum, or none of them"
             )
         operands = {"X": input, "SCALE": scale, "BIAS": bias, "EPSILON": epsilon}
-        return self.add_operation(
+        results = self.add_operation(
             NormForward,
             {**operands, "MOMENTUM": momentum, **running},
             name,
@@ -66,6 +71,7 @@ class NormalizationMethods(Methods):
             norm_mode=norm_mode.BATCH,
             norm_forward_phase=None,
         )
+        return _filled(results, 5)
 
     def batchnorm_inference(
         self,
@@ -98,11 +104,12 @@ class NormalizationMethods(Methods):
         tensors: tuple[Tensor | None, ...],
         compute_data_type: Any,
         name: str,
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         operands = dict(zip(("X", "SCALE", "BIAS", "EPSILON"), tensors, strict=True))
-        return self.add_operation(
+        results = self.add_operation(
             NormForward, operands, name, compute_data_type, norm_mode=mode, norm_forward_phase=phase
         )
+        return _filled(results, 2 if mode is norm_mode.RMS else 3)
 
     def layernorm(
         self,
@@ -113,14 +120,14 @@ class NormalizationMethods(Methods):
         epsilon: Tensor,
         compute_data_type: Any = _NOT_SET,
         name: str = "",
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Normalize over the axes of the scale (Ba et al., 2016).
 
         Returns
         -------
-        list of Tensor
-            The result and, in the training phase, the mean and the reciprocal of the standard
-            deviation.
+        list of Tensor or None
+            The result, the mean and the reciprocal of the standard deviation; the last two are None
+            in the inference phase.
         """
         tensors = (input, scale, bias, epsilon)
         return self._norm(norm_mode.LAYER, norm_forward_phase, tensors, compute_data_type, name)
@@ -134,7 +141,7 @@ class NormalizationMethods(Methods):
         epsilon: Tensor,
         compute_data_type: Any = _NOT_SET,
         name: str = "",
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Normalize each channel of each entry of the batch (Ulyanov et al., 2016).
 
         See `layernorm` for the results.
@@ -151,14 +158,14 @@ class NormalizationMethods(Methods):
         epsilon: Tensor | None = None,
         compute_data_type: Any = _NOT_SET,
         name: str = "",
-    ) -> list[Tensor]:
+    ) -> list[Tensor | None]:
         """Divide by the root of the mean square over the axes of the scale.
 
         Returns
         -------
-        list of Tensor
-            The result and, in the training phase, the reciprocal of the root (Zhang and Sennrich,
-            2019).
+        list of Tensor or None
+            The result and the reciprocal of the root (Zhang and Sennrich, 2019); the latter is None
+            in the inference phase.
         """
         if epsilon is None:
             raise DnnTypeError("rmsnorm: epsilon is missing")
@@ -186,10 +193,15 @@ class NormalizationMethods(Methods):
         scale: Tensor,
         mean: Tensor,
         inv_variance: Tensor,
+        peer_stats: Sequence[Tensor] = (),
         compute_data_type: Any = _NOT_SET,
         name: str = "",
     ) -> list[Tensor]:
-        """Return the gradients of `batchnorm` with respect to data, scale and bias."""
+        """Return the gradients of `batchnorm` with respect to data, scale and bias.
+
+        `peer_stats` must be empty: normalization over several GPUs is not supported.
+        """
+        _refuse_peers(peer_stats)
         tensors = (grad, input, scale, mean, inv_variance)
         return self._norm_backward(norm_mode.BATCH, tensors, compute_data_type, name)
 
@@ -230,9 +242,23 @@ class NormalizationMethods(Methods):
         has_dbias: bool,
         compute_data_type: Any = _NOT_SET,
         name: str = "",
-    ) -> list[Tensor]:
-        """Return the gradients of `rmsnorm` with respect to data, scale and, if asked for, bias."""
+    ) -> list[Tensor | None]:
+        """Return the gradients of `rmsnorm` with respect to data, scale and bias.
+
+        The last is None unless `has_dbias` is true.
+        """
         tensors = (grad, input, scale, None, inv_variance)
-        return self._norm_backward(
+        results = self._norm_backward(
             norm_mode.RMS, tensors, compute_data_type, name, has_dbias=bool(has_dbias)
         )
+        return _filled(results, 3)
+
+
+def _filled(results: list[Tensor], count: int) -> list[Tensor | None]:
+    """Return the results and None in the place of others, as cuDNN's frontend does."""
+    return [*results, *[None] * (count - len(results))]
+
+
+def _refuse_peers(peer_stats: Sequence[Tensor]) -> None:
+    if len(peer_stats):
+        raise DnnNotSupportedError("batchnorm: peer_stats must be empty")

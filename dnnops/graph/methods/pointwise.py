@@ -9,7 +9,7 @@ from typing import Any
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import data_type
 from dnnops.graph.nodes.pointwise import POINTWISE, Pointwise
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.tensors import Tensor, as_integer, as_number
 
 __all__ = ["PointwiseMethods"]
 
@@ -35,17 +35,24 @@ _PARAMETERS: dict[str, list[tuple[str, Any, str]]] = {
 }
 
 
+#: Methods whose parameters come after the type to compute in.
+_AFTER_TYPE = ("elu", "softplus", "swish")
+
+
 def _method(name: str) -> Callable[..., Tensor]:
     """Return the method that adds an elementwise operation."""
     method = POINTWISE[name]
     given = _PARAMETERS.get(name.removesuffix("_backward"), [])
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [inspect.Parameter(word, either, default=value) for word, value, _ in given]
+    computes = inspect.Parameter("compute_data_type", either, default=_NOT_SET)
+    # The order of cuDNN's frontend.
+    last = name.removesuffix("_backward") in _AFTER_TYPE
     signature = inspect.Signature(
         [
             inspect.Parameter("self", either),
             *(inspect.Parameter(operand, either) for operand in method.operands),
-            *(inspect.Parameter(word, either, default=value) for word, value, _ in given),
-            inspect.Parameter("compute_data_type", either, default=_NOT_SET),
+            *([computes, *own] if last else [*own, computes]),
             inspect.Parameter("name", either, default=""),
         ]
     )
@@ -56,7 +63,7 @@ def _method(name: str) -> Callable[..., Tensor]:
         values = bound.arguments
         operands = {f"IN_{i}": values[operand] for i, operand in enumerate(method.operands)}
         parameters = {
-            word: int(values[key]) if key == "axis" else float(values[key])
+            word: as_integer(values[key], key) if key == "axis" else as_number(values[key], key)
             for key, _, word in given
             if values[key] is not None
         }

@@ -8,7 +8,7 @@ from dnnops.errors import DnnValueError
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import data_type, padding_mode, resample_mode
 from dnnops.graph.nodes.resampling import Resample, ResampleBackward
-from dnnops.graph.tensor import Tensor, as_sizes
+from dnnops.graph.tensors import Tensor, as_sizes
 
 __all__ = ["PoolingMethods"]
 

@@ -11,7 +11,7 @@ from dnnops.graph.names import data_type
 from dnnops.graph.nodes.joining import Concatenate, Reshape
 from dnnops.graph.nodes.matmul import Matmul
 from dnnops.graph.nodes.reduction import Reduction
-from dnnops.graph.tensor import Tensor
+from dnnops.graph.tensors import Tensor, as_integer, as_number
 
 __all__ = ["ShapeMethods"]
 
@@ -34,7 +34,11 @@ class ShapeMethods(Methods):
         `padding` is the value of elements beyond sizes that tensors override.
         """
         (result,) = self.add_operation(
-            Matmul, {"A": A, "B": B}, name, compute_data_type, padding_value=float(padding)
+            Matmul,
+            {"A": A, "B": B},
+            name,
+            compute_data_type,
+            padding_value=as_number(padding, "padding"),
         )
         return result
 
@@ -52,11 +56,18 @@ class ShapeMethods(Methods):
 
         The memory of the operand `in_place_index` is part of the result, and is not copied.
         """
-        if not inputs:
-            raise DnnValueError("concatenate needs at least one tensor")
+        if isinstance(inputs, Tensor) or not inputs:
+            raise DnnValueError("concatenate needs a list of at least one tensor")
+        if in_place_index is not None:
+            in_place_index = as_integer(in_place_index, "in_place_index")
         operands = {f"IN_{i}": x for i, x in enumerate(inputs)}
         (result,) = self.add_operation(
-            Concatenate, operands, name, _NOT_SET, axis=int(axis), in_place_index=in_place_index
+            Concatenate,
+            operands,
+            name,
+            _NOT_SET,
+            axis=as_integer(axis, "axis"),
+            in_place_index=in_place_index,
         )
         return result
 

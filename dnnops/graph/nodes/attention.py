@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
-from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.graph.names import data_type, reduction_mode, rng_distribution
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensor import Tensor, strides_of
+from dnnops.graph.tensors import Tensor, strides_of
 
 __all__ = ["Sdpa", "SdpaBackward"]
 
@@ -28,6 +28,15 @@ def _swapped(sizes: Sequence[int]) -> list[int]:
 
 class _Attention(Node):
     """Base class of attention and its gradient."""
+
+    optional = frozenset({"BIAS", "SEQ_LEN_Q", "SEQ_LEN_KV"})
+
+    last_compute_type = _FLOAT
+
+    def check(self) -> None:
+        has_dropout = self.parameters["dropout_probability"] is not None
+        if has_dropout != ("SEED" in self.inputs and "OFFSET" in self.inputs):
+            raise DnnTypeError(f"{self.where}: dropout needs a probability, a seed and an offset")
 
     def check_operands(self) -> tuple[list[int], list[int], list[int]]:
         """Check the shapes of queries, keys and values, and return them."""
@@ -72,7 +81,7 @@ class _Attention(Node):
     def scores(self, descriptors: Any, query: Any, key: Any) -> Tensor:
         """Make the operations of the scaled scores, with a bias."""
         q, k = query.dim, key.dim
-        products = descriptors.between(query, [*q[:3], k[2]])
+        products = descriptors.virtual_tensor(query, [*q[:3], k[2]])
         key = _view(key, descriptors)
         self.multiply(descriptors, query, key, products, "SEQ_LEN_Q", "SEQ_LEN_KV")
         x = self.step(descriptors, "MUL", products, self.constants["scale"])
@@ -82,15 +91,15 @@ class _Attention(Node):
 
     def step(self, descriptors: Any, mode: str, *operands: Tensor, type_: Any = _FLOAT) -> Tensor:
         """Make an elementwise operation with a virtual result."""
-        result = descriptors.between(operands[0], operands[0].dim, type_)
+        result = descriptors.virtual_tensor(operands[0], operands[0].dim, type_)
         return descriptors.pointwise(mode, operands, result)
 
     def condition(self, descriptors: Any, mode: str, *operands: Tensor) -> Tensor:
-        result = descriptors.between(operands[0], operands[0].dim, data_type.BOOLEAN)
+        result = descriptors.virtual_tensor(operands[0], operands[0].dim, data_type.BOOLEAN)
         return descriptors.pointwise(mode, operands, result, data_type.BOOLEAN)
 
     def index(self, descriptors: Any, x: Tensor, axis: int, compute: Any) -> Tensor:
-        result = descriptors.between(x, x.dim, data_type.INT32)
+        result = descriptors.virtual_tensor(x, x.dim, data_type.INT32)
         return descriptors.pointwise("GEN_INDEX", [x], result, compute, axis)
 
     def reduce(self, descriptors: Any, mode: str, x: Tensor, result: Tensor) -> Tensor:
@@ -137,7 +146,7 @@ class _Attention(Node):
 
     def kept(self, descriptors: Any, scores: Tensor) -> Tensor:
         """Make the random tensor that is 1 where a weight is kept, else 0."""
-        result = descriptors.between(scores, scores.dim)
+        result = descriptors.virtual_tensor(scores, scores.dim)
         distribution = descriptors.make("RNG", DISTRIBUTION=rng_distribution.BERNOULLI)
         probability = 1 - self.parameters["dropout_probability"]
         distribution.set("RNG_BERNOULLI_DIST_PROBABILITY", descriptors.double(probability))
@@ -219,11 +228,11 @@ class Sdpa(_Attention):
         query, value, out = self.inputs["Q"], self.inputs["V"], self.outputs["O"]
         x = self.hide(descriptors, self.scores(descriptors, query, self.inputs["K"]))
         rows = [*query.dim[:3], 1]
-        largest = self.reduce(descriptors, "MAX", x, descriptors.between(x, rows))
+        largest = self.reduce(descriptors, "MAX", x, descriptors.virtual_tensor(x, rows))
         exponentials = self.step(descriptors, "EXP", self.step(descriptors, "SUB", x, largest))
-        total = self.reduce(descriptors, "ADD", exponentials, descriptors.between(x, rows))
+        total = self.reduce(descriptors, "ADD", exponentials, descriptors.virtual_tensor(x, rows))
         # The engines only support this form with the nodes of the statistics.
-        stats = self.outputs.get("STATS") or descriptors.between(x, rows)
+        stats = self.outputs.get("STATS") or descriptors.virtual_tensor(x, rows)
         descriptors.pointwise("ADD", [largest, self.step(descriptors, "LOG", total)], stats)
         # The engine requires the product's operand in the type of the values.
         narrow = value.data_type
@@ -273,7 +282,11 @@ class SdpaBackward(_Attention):
         q = query.dim
         scores = [*q[:3], key.dim[2]]
         has_dropout = self.parameters["dropout_probability"] is not None
-        kept = self.kept(descriptors, descriptors.between(query, scores)) if has_dropout else None
+        kept = (
+            self.kept(descriptors, descriptors.virtual_tensor(query, scores))
+            if has_dropout
+            else None
+        )
 
         def drop(x: Tensor) -> Tensor:
             return x if kept is None else self.step(descriptors, "MUL", x, kept)
@@ -284,7 +297,7 @@ class SdpaBackward(_Attention):
 
         terms = self.step(descriptors, "MUL", gradient, out)
         rows = [*q[:3], 1]
-        sums = self.reduce(descriptors, "ADD", terms, descriptors.between(query, rows))
+        sums = self.reduce(descriptors, "ADD", terms, descriptors.virtual_tensor(query, rows))
         sums = self.step(descriptors, "MUL", sums, self.constants["kept"])
 
         x = self.scores(descriptors, query, key)
@@ -292,7 +305,7 @@ class SdpaBackward(_Attention):
         weights = self.step(descriptors, "EXP", self.hide(descriptors, x))
         self._transposed_product(descriptors, rescale(drop(weights)), gradient, "DV")
 
-        by_weights = descriptors.between(query, scores)
+        by_weights = descriptors.virtual_tensor(query, scores)
         turned = _view(value, descriptors)
         self.multiply(descriptors, gradient, turned, by_weights, "SEQ_LEN_Q", "SEQ_LEN_KV")
         by_scores = self.step(descriptors, "SUB", drop(by_weights), sums)
@@ -300,7 +313,7 @@ class SdpaBackward(_Attention):
         by_scores = self.step(descriptors, "MUL", by_scores, self.constants["scale"])
         self._transposed_product(descriptors, by_scores, query, "DK")
 
-        whole = descriptors.between(key, key.dim, key.data_type, key.stride)
+        whole = descriptors.virtual_tensor(key, key.dim, key.data_type, key.stride)
         descriptors.operation("RESHAPE", "RESHAPE", XDESC=_view(key, descriptors), YDESC=whole)
         self.multiply(
             descriptors, by_scores, whole, self.outputs["DQ"], "SEQ_LEN_Q", None, "SEQ_LEN_KV"
@@ -310,14 +323,14 @@ class SdpaBackward(_Attention):
         """Multiply the transpose of scores by a factor, and sum the heads that share keys."""
         result, type_ = self.outputs[port], factor.data_type
         across = _swapped(x.dim)
-        turned = descriptors.between(x, across, type_, _swapped(strides_of(x.dim)))
+        turned = descriptors.virtual_tensor(x, across, type_, _swapped(strides_of(x.dim)))
         descriptors.operation("RESHAPE", "RESHAPE", XDESC=x, YDESC=turned)
         lengths = ("SEQ_LEN_KV", None, "SEQ_LEN_Q")
         if factor.dim[1] == result.dim[1]:
             self.multiply(descriptors, turned, factor, result, *lengths)
             return
         every_head = [result.dim[0], factor.dim[1], *result.dim[2:]]
-        unsummed = descriptors.between(result, every_head, type_)
+        unsummed = descriptors.virtual_tensor(result, every_head, type_)
         self.multiply(descriptors, turned, factor, unsummed, *lengths)
         self.reduce(descriptors, "ADD", unsummed, result)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.graph.names import CudnnEnum, data_type
-from dnnops.graph.tensor import Tensor, order_of, strides_of
+from dnnops.graph.names import CudnnEnum, as_member, data_type
+from dnnops.graph.tensors import Tensor, order_of, strides_of
 
 if TYPE_CHECKING:
     from dnnops.graph.descriptors import Descriptors
@@ -57,6 +57,10 @@ class Node:
     """
 
     tag: ClassVar[str]
+    #: Enums of parameters.
+    members: ClassVar[Mapping[str, Any]] = {}
+    #: Names of operands and parameters that may be None.
+    optional: ClassVar[frozenset[str]] = frozenset()
     #: Names of the results; a subclass may compute them from its parameters.
     results: Sequence[str] = ()
 
@@ -70,8 +74,13 @@ class Node:
     ) -> None:
         self.name, self.compute_data_type, self.parameters = name, compute_data_type, parameters
         self.inputs: dict[str, Tensor] = {}
+        for name_, kind in self.members.items():
+            if name_ not in self.optional or parameters[name_] is not None:
+                as_member(self.where, name_, parameters[name_], kind)
         for port, tensor in inputs.items():
             if tensor is None:
+                if port not in self.optional:
+                    raise DnnTypeError(f"{self.where}: {port} is missing")
                 continue
             if not isinstance(tensor, Tensor):
                 raise DnnTypeError(
@@ -85,6 +94,8 @@ class Node:
         self.check()
         self.outputs: dict[str, Tensor] = {}
 
+    #: Type in which the operation computes if neither it nor the graph has one.
+    last_compute_type: ClassVar[Any] = data_type.NOT_SET
     #: Whether the operation computes, so that it needs a type to compute in.
     computes: ClassVar[bool] = True
 

@@ -10,7 +10,7 @@ import numpy as np
 from dnnops.errors import DnnValueError
 from dnnops.graph.names import convolution_mode
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensor import as_sizes
+from dnnops.graph.tensors import as_sizes
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 
 __all__ = ["ConvDgrad", "ConvFprop", "ConvWgrad", "as_padding"]
@@ -24,18 +24,17 @@ def as_padding(
     Raises
     ------
     DnnValueError
-        If `padding` is given together with another one, or one of the others is missing.
+        If `padding` is given together with another one.
     """
     if padding is not None:
         if pre_padding is not None or post_padding is not None:
             raise DnnValueError(f"{where}: give padding, or pre_padding and post_padding")
         pre_padding = post_padding = padding
-    if (pre_padding is None) != (post_padding is None):
-        raise DnnValueError(f"{where}: give both pre_padding and post_padding")
-    return (
-        as_sizes(pre_padding or (), f"{where}: pre_padding", 0),
-        as_sizes(post_padding or (), f"{where}: post_padding", 0),
+    given = (("pre_padding", pre_padding), ("post_padding", post_padding))
+    before, after = (
+        as_sizes(() if value is None else value, f"{where}: {name}", 0) for name, value in given
     )
+    return before or [0] * len(after), after or [0] * len(before)
 
 
 class _Convolution(Node):
@@ -44,6 +43,8 @@ class _Convolution(Node):
     The parameters are ``pre_padding``, ``post_padding``, ``stride``, ``dilation`` and
     ``math_mode``; lists that are empty have their default for each spatial axis.
     """
+
+    members: ClassVar[dict[str, Any]] = {"math_mode": convolution_mode}
 
     #: Names of images, filters and outputs of the convolution among the node's operands.
     images: ClassVar[str]

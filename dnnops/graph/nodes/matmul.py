@@ -18,6 +18,7 @@ class Matmul(Node):
 
     tag = "MATMUL"
     results = ("C",)
+    optional = frozenset({"M_override", "N_override", "K_override"})
 
     def infer(self) -> None:
         a, b = self.dims("A", "B")

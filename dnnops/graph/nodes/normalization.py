@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
 
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.graph.names import norm_forward_phase, norm_mode
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensor import order_of
+from dnnops.graph.tensors import order_of
 
 __all__ = ["BatchNormInference", "NormBackward", "NormForward"]
 
@@ -28,6 +28,8 @@ def _averaged_axes(mode: Any, x: list[int], scale: list[int]) -> list[int]:
 
 
 class _Norm(Node):
+    members: ClassVar[dict[str, Any]] = {"norm_mode": norm_mode}
+
     @property
     def mode(self) -> Any:
         """Kind of normalization."""
@@ -62,6 +64,8 @@ class _Norm(Node):
                     raise DnnValueError(f"{self.where}: {port} {other} does not broadcast to X {x}")
         if self.mode in (norm_mode.BATCH, norm_mode.INSTANCE):
             (scale,) = self.dims("SCALE")
+            if len(scale) < 3:
+                raise DnnValueError(f"{self.where}: X must have at least 3 axes, got {scale}")
             expected = [1, self.inputs["X"].dim[1], *[1] * (len(scale) - 2)]
             if scale != expected:
                 raise DnnValueError(f"{self.where}: SCALE has dim {scale}; expected {expected}")
@@ -83,6 +87,20 @@ class NormForward(_Norm):
     The parameter ``norm_forward_phase`` is None for batch normalization, whose inference has other
     operands.
     """
+
+    members: ClassVar[dict[str, Any]] = {
+        "norm_mode": norm_mode,
+        "norm_forward_phase": norm_forward_phase,
+    }
+    optional = frozenset(
+        {"norm_forward_phase", "MOMENTUM", "PREV_RUNNING_MEAN", "PREV_RUNNING_VAR", "BIAS"}
+    )
+
+    def check(self) -> None:
+        if self.mode is not norm_mode.BATCH and self.parameters["norm_forward_phase"] is None:
+            raise DnnTypeError(f"{self.where}: norm_forward_phase is missing")
+        if self.mode is not norm_mode.RMS and "BIAS" not in self.inputs:
+            raise DnnTypeError(f"{self.where}: BIAS is missing")
 
     @property
     def results(self) -> list[str]:  # type: ignore[override]
@@ -155,6 +173,11 @@ class NormBackward(_Norm):
     """Gradients of a normalization with respect to its data, scale and bias."""
 
     suffix = "_BPROP"
+    optional = frozenset({"MEAN"})
+
+    def check(self) -> None:
+        if self.mode is not norm_mode.RMS and "MEAN" not in self.inputs:
+            raise DnnTypeError(f"{self.where}: MEAN is missing")
 
     @property
     def results(self) -> list[str]:  # type: ignore[override]
@@ -230,7 +253,7 @@ class BatchNormInference(_Norm):
         operands = (("SUB", "MEAN"), ("MUL", "INV_VARIANCE"), ("MUL", "SCALE"), ("ADD", "BIAS"))
         for mode, port in operands:
             is_last = port == "BIAS"
-            result = self.outputs["Y"] if is_last else descriptors.between(self.outputs["Y"])
+            result = self.outputs["Y"] if is_last else descriptors.virtual_tensor(self.outputs["Y"])
             descriptors.pointwise(mode, [step, self.inputs[port]], result, self.compute_data_type)
             step = result
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
 
 from dnnops.errors import DnnValueError
+from dnnops.graph.names import reduction_mode
 from dnnops.graph.nodes.base import Node
 
 __all__ = ["Reduction"]
@@ -30,6 +31,7 @@ class Reduction(Node):
 
     tag = "REDUCTION"
     results = ("Y",)
+    members: ClassVar[dict[str, Any]] = {"mode": reduction_mode}
 
     def infer(self) -> None:
         (x,) = self.dims("X")

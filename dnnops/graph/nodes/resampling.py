@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.graph.names import padding_mode, resample_mode
@@ -20,6 +20,8 @@ _POOLS = {
 
 
 class _Resampling(Node):
+    members: ClassVar[dict[str, Any]] = {"mode": resample_mode, "padding_mode": padding_mode}
+
     def complete(self, ndim: int) -> None:
         """Fill in parameters that are not given, for a number of spatial axes."""
         p = self.parameters
@@ -98,10 +100,12 @@ class Resample(_Resampling):
         # Other padding than -inf changes the maximum of negative numbers.
         fits = p["mode"] is not resample_mode.MAXPOOL or not is_padded
         fits = fits or p["padding_mode"] is padding_mode.NEG_INF_PAD
+        fits = fits and len(p["window"]) in (2, 3)
         if "INDEX" in self.outputs or p["mode"] not in _POOLS or not symmetric or not fits:
             raise DnnNotSupportedError(
-                f"{self.where}: only pooling without indices and with equal padding on both sides"
-                " has an expression in PyTensor; maxima with padding need NEG_INF_PAD"
+                f"{self.where}: only pooling of 2 or 3 axes, without indices and with equal padding"
+                " on both sides, has an expression in PyTensor; maxima with padding need"
+                " NEG_INF_PAD"
             )
         pool = pool_2d if len(p["window"]) == 2 else pool_3d
         y = pool(
@@ -120,6 +124,7 @@ class ResampleBackward(_Resampling):
 
     tag = "RESAMPLE_BPROP"
     results = ("DX",)
+    optional = frozenset({"INDEX", "X", "Y"})
 
     def infer(self) -> None:
         (dy,) = self.dims("DY")

@@ -183,4 +183,6 @@ def test_every_abstract_op_is_listed():
     }
     for kind in cpu_implementations():
         name = kind.__name__
+        if name == "DeclaredGraph":  # replaced by other Ops, in tests/graph/test_op.py
+            continue
         assert others.get(name, f"OneDnn{name}") in listed, name

@@ -3,16 +3,10 @@
 
 #include "../base/descriptor.hpp"
 #include "../base/handle.hpp"
-#include "../base/tensor.hpp"
 
 namespace dnnops {
 
 namespace {
-
-// What the graphs declare for all of their arrays.
-constexpr int64_t ALIGNMENT = 16;
-
-cudnnBackendDescriptor_t plan_at(int64_t address) { return reinterpret_cast<cudnnBackendDescriptor_t>(address); }
 
 void execute_plan(cudnnHandle_t handle, int64_t plan, int64_t count, const int64_t *uids, const void *pointers,
                   void *workspace) {
@@ -21,33 +15,47 @@ void execute_plan(cudnnHandle_t handle, int64_t plan, int64_t count, const int64
   pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
   pack.finalize("cudnnBackendFinalize(variant pack)");
-  DNNOPS_CHECK(cudnnBackendExecute(handle, plan_at(plan), pack.get()));
+  DNNOPS_CHECK(cudnnBackendExecute(handle, reinterpret_cast<cudnnBackendDescriptor_t>(plan), pack.get()));
 }
 
-// After these words come, for each operand and then for each result: its uid, its rank and its sizes; and for
-// each number that belongs to the graph: its uid and its address in host memory.
+// How a graph declares an operand or a result. Its sizes follow.
+struct Declared {
+  int64_t uid, dtype, ndim;
+  const int64_t *sizes() const { return reinterpret_cast<const int64_t *>(this + 1); }
+  const Declared &next() const { return *reinterpret_cast<const Declared *>(sizes() + ndim); }
+};
+
+// A number that belongs to the graph, in memory of the host.
+struct Number {
+  int64_t uid;
+  const void *address;
+};
+
+// After these words come the operands, the results and the numbers.
 struct GraphParams {
-  int64_t plan, workspace, inputs, outputs, numbers;
+  int64_t plan, workspace, operands, results, numbers;
   const char *op() const { return "GpuDeclaredGraph"; }
-  int input_count() const { return static_cast<int>(inputs); }
-  const int64_t *described() const { return reinterpret_cast<const int64_t *>(this + 1); }
+  int input_count() const { return static_cast<int>(operands); }
+  const Declared &first() const { return *reinterpret_cast<const Declared *>(this + 1); }
 };
 
 void shape(const OpCall<GraphParams> &call) {
-  const int64_t *at = call.params.described();
-  for (int64_t i = 0; i < call.params.inputs; ++i) {
+  const Declared *declared = &call.params.first();
+  for (int64_t i = 0; i < call.params.operands; ++i, declared = &declared->next()) {
     const dnnops_tensor &given = call.inputs[i];
-    const int64_t ndim = at[1], *sizes = at + 2;
+    const int64_t ndim = declared->ndim, *sizes = declared->sizes();
     if (given.ndim != ndim || !std::equal(sizes, sizes + ndim, given.shape))
       fail(DNNOPS_VALUE_ERROR, "operand %lld has the shape %s; the graph was declared for %s", (long long)i,
            list_of(given.shape, given.ndim).c_str(), list_of(sizes, ndim).c_str());
-    at += 2 + ndim;
+    if (given.dtype != declared->dtype)
+      fail(DNNOPS_TYPE_ERROR, "operand %lld has dtype %s; the graph was declared for %s", (long long)i,
+           dtype_name(given.dtype), dtype_name(declared->dtype));
   }
-  for (int64_t i = 0; i < call.params.outputs; ++i) {
+  for (int64_t i = 0; i < call.params.results; ++i, declared = &declared->next()) {
     dnnops_tensor &result = call.outputs[i];
-    result.ndim = at[1];
-    std::copy(at + 2, at + 2 + at[1], result.shape);
-    at += 2 + at[1];
+    result.dtype = declared->dtype;
+    result.ndim = declared->ndim;
+    std::copy(declared->sizes(), declared->sizes() + declared->ndim, result.shape);
   }
 }
 
@@ -56,21 +64,19 @@ void run(const OpCall<GraphParams> &call) {
   if (!params.plan) fail(DNNOPS_NOT_SUPPORTED, "there is no plan, because the function was compiled without a GPU");
   std::vector<int64_t> uids;
   std::vector<const void *> pointers;
-  const int64_t *at = params.described();
-  const auto bind = [&](const void *data) {
-    uids.push_back(at[0]);
+  const auto bind = [&](int64_t uid, const void *data) {
+    uids.push_back(uid);
     pointers.push_back(data);
   };
-  for (int64_t i = 0; i < params.inputs; ++i, at += 2 + at[1]) {
-    // A rank of 0 is that of numbers, which are on the host.
-    if (at[1] && alignment_of(call.inputs[i].data) < ALIGNMENT)
-      fail(DNNOPS_NOT_SUPPORTED, "operand %lld is not aligned to %lld bytes; copy it", (long long)i,
-           (long long)ALIGNMENT);
-    bind(call.inputs[i].data);
-  }
-  for (int64_t i = 0; i < params.outputs; ++i, at += 2 + at[1]) bind(call.outputs[i].data);
-  for (int64_t i = 0; i < params.numbers; ++i, at += 2) bind(reinterpret_cast<const void *>(at[1]));
+  const Declared *declared = &params.first();
+  for (int64_t i = 0; i < params.operands; ++i, declared = &declared->next())
+    bind(declared->uid, call.inputs[i].data);
+  for (int64_t i = 0; i < params.results; ++i, declared = &declared->next()) bind(declared->uid, call.outputs[i].data);
+  const Number *numbers = reinterpret_cast<const Number *>(declared);
+  for (int64_t i = 0; i < params.numbers; ++i) bind(numbers[i].uid, numbers[i].address);
   const DeviceGuard device(call.context.device);
+  // Not the handle with which the plan was made: a thread has its own, and a plan of the graph API belongs to
+  // the device.
   const Handle &handle = handle_for(call.context.device, call.context.stream);
   const Workspace scratch(*handle.arena, params.workspace);
   execute_plan(handle.cudnn, params.plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(),
@@ -83,14 +89,18 @@ DNNOPS_OP(cudnn_declared_graph, GraphParams, shape, run)
 
 // Executes a plan with memory by uid. Without a workspace, this takes `size` bytes of the stream's own.
 DNNOPS_EXPORT int dnnops_cudnn_graph_execute(cudnnHandle_t handle, int64_t plan, int64_t count, const int64_t *uids,
-                                             const void *pointers, void *workspace, int64_t size) {
+                                             const void *pointers, void *workspace, int64_t size, int64_t device) {
   return guarded("graph", nullptr, 0, [&] {
     if (workspace || !size) return execute_plan(handle, plan, count, uids, pointers, workspace);
+    const DeviceGuard guard(device);
     cudaStream_t stream = nullptr;
-    int device = 0;
     DNNOPS_CHECK(cudnnGetStream(handle, &stream));
-    DNNOPS_CHECK(cudaGetDevice(&device));
-    const Workspace scratch(arena_of(device, stream), size);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    DNNOPS_CHECK(cudaStreamIsCapturing(stream, &status));
+    // The address would stay in the CUDA graph after other calls have got the memory.
+    if (status != cudaStreamCaptureStatusNone)
+      fail(DNNOPS_VALUE_ERROR, "give a workspace of %lld bytes while a stream is captured", (long long)size);
+    const Workspace scratch(arena_of(static_cast<int>(device), stream), size);
     execute_plan(handle, plan, count, uids, pointers, scratch.pointer());
   });
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from dnnops.graph.execution import ExecutableGraph
 from dnnops.graph.op import DeclaredGraph
 from dnnops.graph.serialization import add_from_data, as_data
@@ -26,6 +26,10 @@ class pygraph(ExecutableGraph):
     handle : int, optional
         cuDNN's handle, of `create_handle`. By default, one for the current device is made when it
         is needed.
+    sm_count, kernel_cache : None
+        Parameters of cuDNN's frontend that are not supported.
+    sm_version : int, optional
+        Ignored: cuDNN knows the device.
     device_property : device_properties, optional
         Description of a device. A graph with a description is planned without a GPU, and can be
         serialized, but not executed.
@@ -57,25 +61,33 @@ class pygraph(ExecutableGraph):
         CudnnError
             If cuDNN refuses the plan.
         """
+        if len(arguments) not in (1, 2):
+            raise DnnTypeError("deserialize takes a handle, which may be left out, and data")
         *handles, data = arguments
-        if len(handles) > 1:
-            raise DnnTypeError("deserialize takes a handle and data")
         if self.nodes or self.tensors:
             raise DnnValueError(f"graph {self.name!r} is not empty")
+        if isinstance(data, str | int):
+            raise DnnTypeError(f"the data must be bytes, got {type(data).__name__}")
         try:
             read = json.loads(bytes(data))
-        except (TypeError, ValueError) as error:
-            raise DnnValueError(f"the data are no serialized graph: {error}") from error
-        fresh = type(self)()
-        add_from_data(fresh, read)
-        fresh.validate()
-        # A second time for this graph, now that it cannot fail.
-        add_from_data(self, read)
-        self.validate()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DnnValueError(f"the data are not a serialized graph: {error}") from error
+        # Only a graph that was read as a whole replaces this one.
+        fresh = type(self)(handle=self.handle, device_property=self.device)
         if handles and handles[0] is not None:
-            self.handle = handles[0]
+            fresh = type(self)(handle=handles[0])
+        add_from_data(fresh, read)
+        try:
+            fresh.validate()
+        except (LookupError, TypeError, AttributeError) as error:
+            if isinstance(error, DnnError):
+                raise
+            raise DnnValueError(f"the data of the graph are damaged: {error!r}") from error
         if read.get("plan"):
-            self.load_plan(read["plan"])
+            fresh.load_plan(read["plan"])
+        for tensor in fresh.tensors.values():
+            tensor.graph = self
+        self.__dict__.update(vars(fresh))
 
     def as_op(self) -> Any:
         """Return an Op that computes the graph in graphs of PyTensor.

@@ -5,12 +5,72 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Self
 
+from dnnops.arguments import is_int
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.graph.names import as_data_type, data_type, item_size, tensor_reordering
+from dnnops.graph.names import (
+    as_data_type,
+    as_member,
+    data_type,
+    item_size,
+    tensor_reordering,
+)
 
-__all__ = ["Tensor", "as_sizes", "order_of", "strides_of"]
+__all__ = [
+    "ALIGNMENT",
+    "Tensor",
+    "as_integer",
+    "as_name",
+    "as_number",
+    "as_sizes",
+    "order_of",
+    "strides_of",
+    "tensor",
+]
+
+#: Of the memory of all arrays, in bytes. The descriptors of tensors declare it.
+ALIGNMENT = 16
+
+
+def as_integer(value: Any, what: str) -> int:
+    """Return an integer.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if not is_int(value):
+        raise DnnTypeError(f"{what} must be an integer, got {value!r}")
+    return int(value)
+
+
+def as_number(value: Any, what: str) -> float:
+    """Return a real number as a float.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise DnnTypeError(f"{what} must be a number, got {value!r}")
+    return float(value)
+
+
+def as_name(value: Any) -> str:
+    """Return a name.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is not a str.
+    """
+    if not isinstance(value, str):
+        raise DnnTypeError(f"a name must be a str, got {value!r}")
+    return value
 
 
 def as_sizes(value: Any, what: str, least: int | None = None) -> list[int]:
@@ -28,19 +88,21 @@ def as_sizes(value: Any, what: str, least: int | None = None) -> list[int]:
     Raises
     ------
     DnnTypeError
-        If it is no sequence of integers.
+        If it is not a sequence of integers.
     DnnValueError
         If a number is less than `least`.
     """
     try:
         numbers = [int(n) for n in value]
         exact = all(n == given for n, given in zip(numbers, value, strict=True))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         exact = False
-    if isinstance(value, str | bytes) or not exact:
+    if isinstance(value, str | bytes | dict | set) or not exact:
         raise DnnTypeError(f"{what} must be a sequence of integers, got {value!r}")
-    if least is not None and any(n < least for n in numbers):
-        raise DnnValueError(f"{what} must be at least {least}, got {numbers}")
+    if any(n >= 2**63 for n in numbers) or (
+        least is not None and min(numbers, default=least) < least
+    ):
+        raise DnnValueError(f"{what} must be at least {least} and fit into 64 bits, got {numbers}")
     return numbers
 
 
@@ -81,7 +143,7 @@ class Tensor:
     Attributes
     ----------
     name : str
-        Name, which is unique in the graph.
+        Name, unique in the graph.
     dim, stride : list of int
         Sizes, and strides in elements. They are empty until they are given or inferred.
     data_type : data_type
@@ -124,12 +186,25 @@ class Tensor:
         uid: int = -1,
         value: Any = None,
     ) -> None:
-        self.graph, self.name, self.uid, self.value = graph, name, int(uid), value
+        self.graph, self.name, self.value = graph, as_name(name), value
+        self.uid = as_integer(uid, f"uid of {name}")
         self.dim = as_sizes(dim, f"dim of {name}", 1)
         self.stride = as_sizes(stride, f"stride of {name}", 0)
         self.data_type = as_data_type(data_type)
         self.is_virtual, self.is_pass_by_value = bool(is_virtual), bool(is_pass_by_value)
-        self.ragged_offset, self.reordering_type = ragged_offset, reordering_type
+        self.ragged_offset = None
+        if ragged_offset is not None:
+            self.ragged_offset = self._as_offset(ragged_offset)
+        self.reordering_type = as_member(
+            name, "reordering_type", reordering_type, tensor_reordering
+        )
+
+    def _as_offset(self, offset: Any) -> Tensor:
+        if not isinstance(offset, Tensor) or offset.graph is not self.graph or offset is self:
+            raise DnnTypeError(
+                f"{self.name}: ragged_offset must be another tensor of the graph, got {offset!r}"
+            )
+        return offset
 
     def _change(self, attribute: str, value: Any) -> Self:
         self.graph.check_open(f"change {attribute} of {self.name!r}")
@@ -161,24 +236,18 @@ class Tensor:
         return self._change("data_type", as_data_type(data_type))
 
     def set_name(self, name: str) -> Self:
-        """Set the name.
-
-        Raises
-        ------
-        DnnValueError
-            If another tensor of the graph has this name.
-        """
+        """Set the name. If another tensor of the graph has it, a number is appended."""
         self.graph.check_open(f"rename {self.name!r}")
         self.graph.rename(self, name)
         return self
 
     def set_uid(self, uid: int) -> Self:
         """Set the number that identifies the tensor."""
-        return self._change("uid", int(uid))
+        return self._change("uid", as_integer(uid, f"uid of {self.name}"))
 
     def set_ragged_offset(self, ragged_offset: Tensor) -> Self:
         """Set the tensor with the offsets of sequences that are stored one after the other."""
-        return self._change("ragged_offset", ragged_offset)
+        return self._change("ragged_offset", self._as_offset(ragged_offset))
 
     def get_name(self) -> str:
         """Return the name."""
@@ -242,3 +311,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         return json.dumps([self.describe()], separators=(",", ":"))
+
+
+#: The name of the class in cuDNN's frontend.
+tensor = Tensor
