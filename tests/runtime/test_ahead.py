@@ -38,6 +38,13 @@ SCRIPT = """
 
 
 def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], list]:
+    # The runtime library, which is no module of PyTensor, takes most of a minute to compile.
+    shared = Path(config.compiledir) / "dnnops"
+    own = compiledir / Path(config.compiledir).name / "dnnops"
+    if not own.exists():
+        shared.mkdir(parents=True, exist_ok=True)
+        own.parent.mkdir(exist_ok=True)
+        own.symlink_to(shared)
     flags = f"base_compiledir={compiledir},floatX=float64" + (f",cxx={cxx}" if cxx else "")
     flags += f",gcc__cxxflags={config.gcc__cxxflags}"
     process = subprocess.run(
