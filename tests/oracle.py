@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytensor
@@ -58,19 +58,22 @@ SEED = (
 )
 
 
-def sampled(values: Iterable[str], most: int = 12) -> list[str]:
+T = TypeVar("T")
+
+
+def sampled(values: Iterable[T], most: int = 12) -> list[T]:
     """Return some of many values that take long to test; each commit tests others.
 
     Parameters
     ----------
-    values : iterable of str
-        Different values.
+    values : iterable
+        Different values, which can be sorted.
     most : int
         Number of values to return, if there are so many.
 
     Returns
     -------
-    list of str
+    list
     """
     every = sorted(values)
     return random.Random(SEED).sample(every, min(most, len(every)))
