@@ -274,10 +274,25 @@ def test_algorithms_are_listed_and_forced():
     assert plans["direct"] in used
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("forced_algorithms", "supported: "),
+        ("rnn_block", "parameters of a layer: [("),
+        ("convert", "(1): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n  (2): nn.ReLU"),
+    ],
+)
+def test_programs_of_the_documents(name, words):
+    """Those of cuDNN's C API and of its graphs need a GPU, and are tested with them."""
+    assert words in run(f"examples/seeds/{name}.py")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda p: p.name)
 def test_every_example_is_on_a_page(path):
     pages = (ROOT / "docs").rglob("*.rst")
-    shown = re.compile(rf"literalinclude:: (\.\./)+examples/{re.escape(path.name)}\n")
+    name = path.relative_to(ROOT / "examples").as_posix()
+    shown = re.compile(rf"literalinclude:: (\.\./)+examples/{re.escape(name)}\n")
     assert any(shown.search(page.read_text()) for page in pages)
 
 

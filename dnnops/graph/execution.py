@@ -21,7 +21,7 @@ from dnnops.errors import (
     DnnValueError,
 )
 from dnnops.gpu.base import StreamAddress
-from dnnops.graph.devices import default_handle, get_stream
+from dnnops.graph.devices import current_device, default_handle, get_stream
 from dnnops.graph.names import as_data_type, build_plan_policy, dtype_of
 from dnnops.graph.plan import Plan, reason_of
 from dnnops.graph.plans import PlannedGraph
@@ -231,7 +231,7 @@ class ExecutableGraph(PlannedGraph):
             plan.time_ms, plan.reason = None, ""
         self.build_plans(build_plan_policy.ALL)
         if handle is None:
-            handle = default_handle() if self.handle is None else self.handle
+            handle = self._own_handle()
         with cupy.cuda.Stream.from_external(StreamAddress(get_stream(handle))):
             for plan in self.plans:
                 if plan.descriptor is None or plan.is_excluded:
@@ -295,7 +295,7 @@ class ExecutableGraph(PlannedGraph):
             self._refuse_missing(slots, uids)
         scratch = 0 if workspace is None else _workspace(workspace, plan)
         if handle is None:
-            handle = default_handle() if self.handle is None else self.handle
+            handle = self._own_handle()
         if type(handle) is not self._handle_type:
             handle = as_handle(handle, self._handle_type, "handle")
         status = self._run(
@@ -310,6 +310,17 @@ class ExecutableGraph(PlannedGraph):
         )
         if status:
             raise_status(CUDNN, status)
+
+    def _own_handle(self) -> Any:
+        """Return the graph's handle, or this thread's for the device of the plans."""
+        if self.handle is not None:
+            return self.handle
+        if current_device() != self.device_number:
+            raise DnnValueError(
+                f"graph {self.name!r} was planned for device {self.device_number}, but device"
+                f" {current_device()} is current"
+            )
+        return default_handle()
 
     def _find_slot(self, slots: dict[Any, _Slot], key: Any) -> _Slot | None:
         """Find a tensor by its name; None for None and for numbers that belong to the graph.

@@ -253,6 +253,26 @@ class Layer:
             dot = f"{prefix}." if prefix else ""
             waiting[:0] = [(dot + name, child) for name, child in layer.children()]
 
+    def aliases(self) -> dict[str, str]:
+        """Return the first prefix of layers that occur more than once, by each other prefix.
+
+        PyTorch's states have the entries of such a layer under all of its names.
+        """
+        first: dict[int, str] = {}
+        found: dict[str, str] = {}
+
+        def visit(prefix: str, layer: Layer, above: tuple[int, ...]) -> None:
+            if id(layer) in above:
+                return
+            known = first.setdefault(id(layer), prefix)
+            if known != prefix:
+                found[prefix] = known
+            for name, child in layer.children():
+                visit(f"{prefix}{name}.", child, (*above, id(layer)))
+
+        visit("", self, ())
+        return found
+
     def named_parameters(self) -> dict[str, SharedVariable]:
         """Return the trained shared variables by dotted name, those of all children included.
 
@@ -289,7 +309,8 @@ class Layer:
         """Return the new running averages of all calls since the latest :meth:`train`.
 
         A compiled training step applies them beside the updates of the parameters. A layer that was
-        called twice updates its averages with both batches. After :meth:`eval`, there are none.
+        called twice updates its averages with both batches. After :meth:`eval`, there are none, but
+        states that a recurrent layer remembers are replaced then, too.
         """
         found: dict[SharedVariable, Variable] = {}
         for _, layer in self.modules():
@@ -301,7 +322,7 @@ class Layer:
         return self._updates.get(buffer, buffer)
 
     def set_updates(self, updates: dict[SharedVariable, Variable]) -> None:
-        """Add to what :meth:`updates` returns; ``forward`` calls this in training."""
+        """Add to what :meth:`updates` returns; ``forward`` calls this."""
         self._updates = {
             buffer: new.astype(buffer.type.dtype)  # type: ignore[attr-defined]
             for buffer, new in {**self._updates, **updates}.items()
@@ -320,6 +341,10 @@ class Layer:
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of :meth:`own_state`."""
         return {name: tuple(v.type.shape) for name, v in self.state_entries().items()}
+
+    def state_dtype(self, name: str) -> str:
+        """Return the dtype of an entry of :meth:`own_state`."""
+        return self.state_entries()[name].type.dtype
 
     def set_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Set the values of :meth:`own_state`, whose shapes have been checked."""
@@ -353,8 +378,13 @@ class Layer:
         DnnTypeError
             If `state` is not a mapping, or a value is not an array of numbers.
         DnnValueError
-            If names are missing or unknown, or shapes differ. The message lists all of them, and
-            nothing has been changed.
+            If names are missing or unknown, shapes differ, or numbers exceed the dtype of the
+            layer. The message lists all of them, and nothing has been changed.
+
+        Notes
+        -----
+        A layer that occurs several times has one name here, and all of its names in PyTorch's
+        states; values under the others are accepted if they are equal.
         """
         where = f"{self._name()}.load_state_dict"
         if not isinstance(state, Mapping):
@@ -364,10 +394,16 @@ class Layer:
         for prefix, layer in self.modules():
             for name, shape in layer.own_shapes().items():
                 wanted[f"{prefix}.{name}" if prefix else name] = layer, name, shape
+        arrays = self._without_aliases(arrays)
         wrong = [
             f"{name} has shape {arrays[name].shape}, expected {shape}"
             for name, (_, _, shape) in wanted.items()
             if name in arrays and arrays[name].shape != shape
+        ]
+        wrong += [
+            f"{name} has numbers that {layer.state_dtype(own)} cannot represent"
+            for name, (layer, own, _) in wanted.items()
+            if name in arrays and _overflows(arrays[name], layer.state_dtype(own))
         ]
         if switch(where, "strict", strict):
             wrong += [f"{name} is missing" for name in wanted if name not in arrays]
@@ -380,6 +416,21 @@ class Layer:
                 parts.setdefault(id(layer), (layer, {}))[1][own_name] = arrays[name]
         for layer, values in parts.values():
             layer.set_own_state(values)
+
+    def _without_aliases(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the state with first names in the place of others with the same values."""
+        kept = dict(arrays)
+        aliases = self.aliases()
+        for name, value in arrays.items():
+            for alias, prefix in aliases.items():
+                if not name.startswith(alias):
+                    continue
+                own = prefix + name.removeprefix(alias)
+                if own not in kept:
+                    kept[own] = kept.pop(name)
+                elif own != name and np.array_equal(kept[own], value, equal_nan=True):
+                    kept.pop(name, None)
+        return kept
 
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file in the safetensors format.
@@ -417,6 +468,14 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"{self.prefix()}.{self._name()}{self.describe()}"
+
+
+def _overflows(value: np.ndarray, dtype: str) -> bool:
+    """Return whether a cast to a floating-point dtype makes finite numbers infinite."""
+    if np.dtype(dtype).kind != "f" or value.dtype.kind not in "iuf":
+        return False
+    largest = np.finfo(dtype).max
+    return bool((np.isfinite(value) & (np.abs(value) > largest)).any())
 
 
 def _layers_in(name: str, value: Any) -> Iterator[tuple[str, Layer]]:

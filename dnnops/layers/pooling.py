@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
+import numpy as np
+import pytensor.tensor as pt
+
 from dnnops import nnet
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.layers.images import batched, by_width, size
@@ -43,13 +46,17 @@ class _Pooling(Layer):
     def ceil(self) -> Self:
         """Let windows extend past the end, so that every element is in one; return the layer.
 
+        As in PyTorch, a window does not start beyond the input and its padding at the start.
+
         Raises
         ------
         DnnNotSupportedError
-            If there is padding.
+            If averages have padding.
         """
-        if any(self.pad):
-            raise DnnNotSupportedError(f"{self._name()}: ceil does not support padding")
+        if any(self.pad) and self.mode != "max":
+            raise DnnNotSupportedError(
+                f"{self._name()}: ceil does not support averages with padding"
+            )
         self.ceil_mode = True
         return self
 
@@ -58,12 +65,33 @@ class _Pooling(Layer):
         self.ceil_mode = False
         return self
 
+    def _extended(self, x: Any) -> Any:
+        """Append what never is a maximum, so that the last windows are whole."""
+        lowest = np.asarray(-np.inf, x.type.dtype)
+        first = x.type.ndim - len(self.kernel)
+        for axis, (window, step, pad) in enumerate(
+            zip(self.kernel, self.stride, self.pad, strict=True), first
+        ):
+            known = x.type.shape[axis]
+            length = x.shape[axis] if known is None else known
+            maximum = pt.maximum if known is None else max
+            steps = -(-maximum(length + 2 * pad - window, 0) // step)
+            # The last window must start within the input or the padding before it.
+            steps = steps - (steps * step >= length + pad)
+            missing = maximum(steps * step + window - length - 2 * pad, 0)
+            if isinstance(missing, int) and not missing:
+                continue
+            sizes = [missing if i == axis else x.shape[i] for i in range(x.type.ndim)]
+            x = pt.concatenate([x, pt.alloc(lowest, *sizes)], axis=axis)
+        return x
+
     def _pooled(self, x: Any) -> Any:
         pool = nnet.pool_2d if len(self.kernel) == 2 else nnet.pool_3d
+        extends = self.ceil_mode and any(self.pad)
         return pool(
-            x,
+            self._extended(x) if extends else x,
             self.kernel,
-            ignore_border=not self.ceil_mode,
+            ignore_border=extends or not self.ceil_mode,
             stride=self.stride,
             pad=self.pad,
             mode=self.mode,

@@ -7,6 +7,7 @@ from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 
 from dnnops import nnet
@@ -102,6 +103,7 @@ class RNN(Layer):
             dropout_seed=self.draw_seed() >> 1,
             batch_first=batch_first,
         )
+        self._states: list[Any] = []
         count = self._block.get_param_size(self.input_size)
         bound = 1 / sqrt(max(self._block.hidden_size, 1))
         self.parameter("weight", (count,), initializer or uniform(bound))
@@ -124,6 +126,50 @@ class RNN(Layer):
         self._block.algo = check_algo(self._name(), persist)
         return self
 
+    def remember_states(self, batch: int | None) -> RNN:
+        """Start each call from the last states of the call before; return the layer.
+
+        That is ``rememberStates`` of cudnn.torch. The states are zero at first. They are shared
+        variables, which `Layer.updates` replaces, in training and inference: give its result to the
+        compiled function.
+
+        Parameters
+        ----------
+        batch : int or None
+            Number of sequences in each call; None starts each call from zero again.
+
+        Raises
+        ------
+        DnnTypeError, DnnValueError
+            If it is not a positive integer.
+        """
+        self._updates = {}
+        self._states = []
+        if batch is not None:
+            count = size(f"{self._name()}.remember_states", "batch", batch)
+            self._states = [
+                pytensor.shared(
+                    np.zeros((layers, count, units), self.dtype), shape=(layers, count, units)
+                )
+                for layers, units in self._state_sizes()
+            ]
+        return self
+
+    def reset_states(self) -> RNN:
+        """Set the states that :meth:`remember_states` keeps to zero; return the layer."""
+        for state in self._states:
+            state.set_value(np.zeros_like(state.get_value()))
+        return self
+
+    def _state_sizes(self) -> list[tuple[int, int]]:
+        """Return the sizes of a state's first and last axes, for that of the outputs and cells."""
+        layout = self._block.layout
+        count = layout.num_layers * (2 if layout.bidirectional else 1)
+        units = [layout.proj_size or layout.hidden_size]
+        if layout.has_cell:
+            units.append(layout.hidden_size)
+        return [(count, n) for n in units]
+
     def forward(
         self, x: Any, hx: Any = None, cx: Any = None, *, lengths: Any = None, states: bool = False
     ) -> Any:
@@ -135,7 +181,8 @@ class RNN(Layer):
             Sequences; with `batch_first`, the first two axes are swapped.
         hx, cx : tensor_like, optional
             States before the first step, and those of the cells of an LSTM, of shape
-            (layers, batch, hidden_size); a bidirectional network has two per layer. By default 0.
+            (layers, batch, hidden_size); a bidirectional network has two per layer. By default 0,
+            or those that :meth:`remember_states` keeps.
         lengths : int vector, optional
             Numbers of steps of the sequences, which by default have all.
         states : bool
@@ -154,18 +201,19 @@ class RNN(Layer):
             As for `dnnops.nnet.RNNBlock.apply`.
         """
         x = as_tensor(f"{self._name()}: the input must be a tensor", x)
-        layout = self._block.layout
-        if hx is None or (layout.has_cell and cx is None):
-            batch = x.shape[0 if self._block.batch_first else 1]
-            count = layout.num_layers * (2 if layout.bidirectional else 1)
-            hidden = layout.proj_size or layout.hidden_size
-            if hx is None:
-                hx = pt.zeros((count, batch, hidden), dtype=self.dtype)
-            if layout.has_cell and cx is None:
-                cx = pt.zeros((count, batch, layout.hidden_size), dtype=self.dtype)
+        remembers = bool(self._states) and hx is None and cx is None
+        given = [hx, cx]
+        for i, (count, units) in enumerate(self._state_sizes()):
+            if remembers:
+                given[i] = self.current(self._states[i])
+            elif given[i] is None:
+                batch = x.shape[0 if self._block.batch_first else 1]
+                given[i] = pt.zeros((count, batch, units), dtype=self.dtype)
         out, *last = self._block.apply(
-            self.weight, x, hx, cx, lengths=lengths, inference=not self.training
+            self.weight, x, *given, lengths=lengths, inference=not self.training
         )
+        if remembers:
+            self.set_updates(dict(zip(self._states, last, strict=True)))
         return (out, *last) if switch(self._name(), "states", states) else out
 
     # States have the arrays that the vector consists of.
@@ -192,6 +240,9 @@ class RNN(Layer):
     def own_shapes(self) -> dict[str, tuple[int, ...]]:
         empty = np.empty(self.weight.type.shape, dtype="bool")
         return {name: array.shape for name, array in self._arrays(empty).items()}
+
+    def state_dtype(self, name: str) -> str:
+        return self.weight.type.dtype
 
     def set_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         w = np.array(self.weight.get_value())

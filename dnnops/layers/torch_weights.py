@@ -82,6 +82,13 @@ def to_torch(net: Layer) -> dict[str, np.ndarray]:
     if not isinstance(net, Layer):
         raise DnnTypeError(f"to_torch: net must be a layer, got {shown(net)}")
     state = net.state_dict()
+    # PyTorch stores a layer that occurs several times under each of its names.
+    for alias, prefix in net.aliases().items():
+        state |= {
+            alias + name.removeprefix(prefix): value
+            for name, value in list(state.items())
+            if name.startswith(prefix)
+        }
     counts = {
         name.removesuffix("running_mean") + _COUNTS: np.zeros((), dtype="int64")
         for name in state

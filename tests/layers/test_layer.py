@@ -534,9 +534,9 @@ def test_recurrent_options():
         ),
         (lambda: layers.SpatialMaxPooling(3, 3, pad_w=2), DnnValueError, "half of the window"),
         (
-            lambda: layers.SpatialMaxPooling(3, 3, pad_w=1).ceil(),
+            lambda: layers.SpatialAveragePooling(3, 3, pad_w=1).ceil(),
             DnnNotSupportedError,
-            "does not support padding",
+            "does not support averages with padding",
         ),
         (lambda: layers.View(2, -1, -1), DnnValueError, "one of them -1"),
         (lambda: layers.View("a"), DnnTypeError, "sizes must be ints"),

@@ -83,6 +83,11 @@ CASES: dict[str, tuple[Callable[[], layers.Layer], Callable[[Any], Any], np.ndar
         lambda nn: nn.MaxPool2d((2, 3), (1, 2), (0, 1)),
         normal(2, 4, 7, 6),
     ),
+    "max pool ceil with padding": (
+        lambda: layers.SpatialMaxPooling(3, 2, 2, 2, 1, 1).ceil(),
+        lambda nn: nn.MaxPool2d((2, 3), 2, (1, 1), ceil_mode=True),
+        normal(2, 3, 9, 10),
+    ),
     "max pool ceil": (
         lambda: layers.SpatialMaxPooling(3, 2, 2, 2).ceil(),
         lambda nn: nn.MaxPool2d((2, 3), 2, ceil_mode=True),
