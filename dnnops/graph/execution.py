@@ -232,7 +232,9 @@ class ExecutableGraph(PlannedGraph):
         self.build_plans(build_plan_policy.ALL)
         if handle is None:
             handle = self._own_handle()
-        with cupy.cuda.Stream.from_external(StreamAddress(get_stream(handle))):
+        address, null = get_stream(handle), cupy.cuda.Stream.null
+        stream = cupy.cuda.Stream.from_external(StreamAddress(address)) if address else null
+        with stream:
             for plan in self.plans:
                 if plan.descriptor is None or plan.is_excluded:
                     continue
