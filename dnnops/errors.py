@@ -42,6 +42,10 @@ class DnnUnavailableError(DnnError, RuntimeError):
     """Raised when a required library, compiler or device is missing; the message names it."""
 
 
+class DnnThreadError(DnnError, RuntimeError):
+    """Raised when two threads call one function at the same time."""
+
+
 class DnnCacheError(DnnError, RuntimeError):
     """Raised when the plan cache, or a file exported from it, cannot be read or written."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from operator import is_
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pytensor.graph.fg import FunctionGraph
 from dnnops.capture.recorder import Captured, Recorder
 from dnnops.capture.schedule import Role, Schedule, schedule
 from dnnops.config import flag_value
-from dnnops.errors import DnnNotSupportedError
+from dnnops.errors import DnnNotSupportedError, DnnThreadError
 from dnnops.gpuarray.device import is_current, on_device
 from dnnops.gpuarray.op import is_on_device
 
@@ -61,6 +62,7 @@ class CapturingVM:
         self.reason = ""
         self.captures = self.replays = 0
         self._required = required
+        self._running = Lock()
         self._device = roles.device
         self._recorder = recorder = Recorder(vm, fgraph, roles)
         storage = vm.storage_map
@@ -101,6 +103,17 @@ class CapturingVM:
         self.__dict__.pop("position_of_error", None)
         if self.reason or args or kwargs:
             return self.vm(*args, **kwargs)
+        if not self._running.acquire(blocking=False):
+            raise DnnThreadError(
+                "two threads call one function at the same time, which stores its arguments and"
+                " results; give each thread a copy of it: function.copy()"
+            )
+        try:
+            return self._run_or_capture()
+        finally:
+            self._running.release()
+
+    def _run_or_capture(self) -> list[Any]:
         signature = self._signature()
         seen = self._seen.get(signature, 0)
         if seen < ORDINARY_CALLS:

@@ -370,6 +370,33 @@ def test_memory_runs_out():
         pool.set_limit(size=limit)
 
 
+def test_memory_runs_out_in_a_training_step():
+    """Shared variables keep their values, and the next smaller batch works."""
+    import cupy
+
+    x, w = pt.fmatrix(), shared(normal(40, 1000))
+    loss = (nnet.relu(x @ w) ** 2).mean()
+    updates = momentum(loss, [w])
+    f = compiled([x], loss, updates=updates)
+    pool = cupy.get_default_memory_pool()
+    limit = pool.get_limit()
+    small = normal(3, 40)
+    for _ in range(4):
+        f(small)
+    before = [value(s).copy() for s, _ in updates]
+    try:
+        pool.set_limit(size=pool.used_bytes() + 2**20)
+        with pytest.raises(MemoryError):
+            f(normal(100_000, 40))
+        for (s, _), former in zip(updates, before, strict=True):
+            np.testing.assert_array_equal(value(s), former)
+        wanted = (np.maximum(small @ value(w), 0) ** 2).mean()
+        np.testing.assert_allclose(f(small), wanted, rtol=1e-4)
+    finally:
+        pool.set_limit(size=limit)
+    assert (value(w) != before[1]).any()
+
+
 def test_copies_of_a_function():
     x, w = pt.fvector(), shared(normal(4))
     f = compiled([x], (x * w).sum(), updates=[(w, (w + 1).transfer("cuda"))])

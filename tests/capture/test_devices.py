@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from dnnops.capture.recorder import Captured
 from dnnops.capture.schedule import schedule
 from dnnops.capture.vm import ORDINARY_CALLS, CapturingVM
+from dnnops.errors import DnnThreadError
 from dnnops.gpuarray import GpuArrayType
 from tests.gpuarray.fake_devices import FakeDevices
 from tests.gpuarray.graphs import rewritten
@@ -64,3 +66,48 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
     assert outputs[0].device.id == 1
     assert outputs[0] is not result
     assert devices.current == 0
+
+
+def test_two_threads_in_one_function(devices):
+    """PyTensor stores the arguments of a call in the function."""
+    x = GpuArrayType("float32", (None,), 1)()
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        graph = rewritten([x], [(x * 2).transfer("cuda1")], pytensor.compile.get_mode("CUDNN"))
+    nodes = Nodes(graph)
+    vm = CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
+    with devices.used(1):
+        nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait() -> list[Any]:
+        entered.set()
+        leave.wait(60)
+        return []
+
+    vm.vm = wait
+    thread = threading.Thread(target=vm)
+    thread.start()
+    assert entered.wait(60)
+    with pytest.raises(DnnThreadError, match=r"function\.copy\(\)"):
+        vm()
+    leave.set()
+    thread.join()
+    assert vm() == []
+
+
+def test_a_call_that_fails_lets_others_in(devices):
+    x = GpuArrayType("float32", (None,), 1)()
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        graph = rewritten([x], [(x * 2).transfer("cuda1")], pytensor.compile.get_mode("CUDNN"))
+    nodes = Nodes(graph)
+    vm = CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
+    with devices.used(1):
+        nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
+
+    def interrupted() -> list[Any]:
+        raise KeyboardInterrupt
+
+    vm.vm = interrupted
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            vm()

@@ -342,7 +342,6 @@ def test_invalid_graphs(declare, words):
             "peer_stats",
         ),
         (lambda g, x: cudnn.pygraph(sm_count=8), DnnNotSupportedError, "sm_count"),
-        (lambda g, x: cudnn.pygraph(handle="h"), DnnTypeError, "handle"),
         (lambda g, x: g.deserialize(), DnnTypeError, "deserialize takes"),
         (lambda g, x: new().deserialize("data"), DnnTypeError, "must be bytes"),
         (lambda g, x: g.tensor([2], data_type="complex64"), DnnTypeError, "not a data type"),

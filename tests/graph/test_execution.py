@@ -200,6 +200,8 @@ def test_missing_and_repeated_arrays(calls):
 
 
 def test_handles_are_checked(calls):
+    with pytest.raises(DnnTypeError, match="handle"):
+        cudnn.pygraph(handle="h")
     graph, _ = built()
     with pytest.raises(DnnValueError, match="handle"):
         graph.execute(arrays(), handle=0)
