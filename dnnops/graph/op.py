@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.link.basic import PerformLinker
 from pytensor.link.c.params_type import Params
 
+from dnnops.compat import shape_inference
 from dnnops.cpu.base import CPU
 from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
@@ -197,7 +198,8 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
             given.append(self._as_operand(tensor, pt.as_tensor_variable(value)))
         return Apply(self, given, [self._host_variable(t) for t in self.results])
 
-    def infer_shape(self, fgraph: Any, node: Apply, shapes: Any) -> list[Any]:
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
         return [tuple(pt.constant(n, dtype="int64") for n in t.dim) for t in self.results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
