@@ -216,7 +216,7 @@ def rmsprop(
     *,
     name: str = "",
 ) -> Updates:
-    """Divide each gradient by the root of the average of its squares.
+    """Normalize each gradient: divide it by the root of the average of its squares.
 
     Parameters
     ----------
