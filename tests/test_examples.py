@@ -21,6 +21,7 @@ README = (ROOT / "README.rst").read_text() if (ROOT / "README.rst").exists() els
 
 
 def run(*arguments: str) -> str:
+    path = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
     done = subprocess.run(
         [sys.executable, *arguments],
         capture_output=True,
@@ -28,7 +29,7 @@ def run(*arguments: str) -> str:
         check=False,
         cwd=ROOT,
         # Processes of pytest-xdist have 80 columns, in which tables fold names.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "COLUMNS": "120"},
     )
     assert done.returncode == 0, done.stderr
     # PyTensor logs these lines about a BLAS that it does not need here.
