@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -38,9 +38,12 @@ __all__ = ["ExecutableGraph"]
 
 @cache
 def _runner() -> Any:
-    """Return the C function that executes a plan."""
+    """Return the C function that executes a plan.
+
+    It has one argument, because `ctypes` needs longer to convert several.
+    """
     function = CUDNN.library.dnnops_cudnn_graph_execute
-    function.argtypes = [ctypes.c_int64] * 8
+    function.argtypes = [ctypes.c_int64]
     return function
 
 
@@ -55,10 +58,10 @@ def _workspace(value: Any, plan: Plan) -> int:
 class _Slot:
     """A tensor that `execute` needs an array for, with what it checked about the last one."""
 
-    __slots__ = ("by_value", "checked", "label", "span", "tensor")
+    __slots__ = ("by_value", "checked", "label", "span", "tensor", "uid")
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.by_value = tensor, tensor.is_pass_by_value
+        self.tensor, self.uid, self.by_value = tensor, tensor.uid, tensor.is_pass_by_value
         self.span, self.label = tensor.span, f"tensor {tensor.name!r}"
         self.checked: Any = None
 
@@ -134,9 +137,8 @@ class ExecutableGraph(PlannedGraph):
             if tensor.value is None:
                 slots[tensor] = slots[tensor.uid] = _Slot(tensor)
         constants = self.constants()
-        self._uids = array("q", [uid for uid, _ in constants])
-        self._pointers = array("q", [x.ctypes.data for _, x in constants])
-        self._count = len(constants) + len(slots) // 2
+        self._bound = [n for uid, x in constants for n in (uid, x.ctypes.data)]
+        self._bound_size = len(self._bound) + len(slots)
         self._run = _runner()
         self._handle_type: Any = libcudnn.cudnnHandle_t
         self._slots = slots
@@ -228,7 +230,8 @@ class ExecutableGraph(PlannedGraph):
         import cupy
 
         for plan in self.plans:
-            plan.time_ms, plan.reason = None, ""
+            if not plan.is_excluded:
+                plan.time_ms, plan.reason = None, ""
         self.build_plans(build_plan_policy.ALL)
         if handle is None:
             handle = self._own_handle()
@@ -279,37 +282,30 @@ class ExecutableGraph(PlannedGraph):
 
     def _execute(self, plan: Any, arrays: Mapping[Any, Any], workspace: Any, handle: Any) -> None:
         slots = self._slots or self._prepare()
-        uids, pointers, kept = self._uids[:], self._pointers[:], []
+        bound, kept = self._bound[:], []
         for key, value in arrays.items():
             slot = slots.get(key)
             if slot is None:
                 slot = self._find_slot(slots, key)
                 if slot is None:
                     continue
-            uids.append(slot.tensor.uid)
+            bound.append(slot.uid)
             if slot.by_value:
                 number = as_host_number(slot.tensor, value)
                 kept.append(number)
-                pointers.append(number.ctypes.data)
+                bound.append(number.ctypes.data)
             else:
-                pointers.append(slot.address(value))
-        if len(uids) != self._count:
-            self._refuse_missing(slots, uids)
+                bound.append(slot.address(value))
+        if len(bound) != self._bound_size:
+            self._refuse_missing(slots, bound[::2])
         scratch = 0 if workspace is None else _workspace(workspace, plan)
         if handle is None:
             handle = self._own_handle()
         if type(handle) is not self._handle_type:
             handle = as_handle(handle, self._handle_type, "handle")
-        status = self._run(
-            handle,
-            plan.descriptor.handle,
-            len(uids),
-            uids.buffer_info()[0],
-            pointers.buffer_info()[0],
-            scratch,
-            plan.workspace,
-            self.device_number,
-        )
+        made, size = plan.descriptor.handle, plan.workspace
+        words = array("q", [handle, made, scratch, size, self.device_number, len(bound), *bound])
+        status = self._run(words.buffer_info()[0])
         if status:
             raise_status(CUDNN, status)
 
@@ -347,11 +343,8 @@ class ExecutableGraph(PlannedGraph):
             raise DnnValueError(f"no operation of graph {self.name!r} uses tensor {found.name!r}")
         return slots[found]
 
-    def _refuse_missing(self, slots: dict[Any, _Slot], uids: Any) -> None:
-        given = list(uids)
-        missing = [
-            s.tensor.name for key, s in slots.items() if key not in given and key == s.tensor.uid
-        ]
+    def _refuse_missing(self, slots: dict[Any, _Slot], given: Sequence[int]) -> None:
+        missing = [s.tensor.name for key, s in slots.items() if key not in given and key == s.uid]
         if missing:
             raise DnnValueError(f"graph {self.name!r}: no arrays for {', '.join(missing)}")
         raise DnnValueError(f"graph {self.name!r}: a tensor has more than one array")

@@ -359,13 +359,14 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
             described += [tensor.uid, dtype, len(dim), *dim]
         counts = [len(self.operands), len(self.results)]
         if cudnn_status(device):  # the function is compiled for another machine
-            return [0, 0, *counts, 0, *described]
+            return [0, 0, *counts, 0, 0, *described]
         graph = self.plan_for(device)
         plan, numbers = graph.plan_at(), graph.constants()
         for uid, value in numbers:
             described += [uid, value.ctypes.data]
         address = int(plan.descriptor.handle)
-        return [address, plan.workspace, *counts, len(numbers), *described]
+        clears = any(node.leaves_unwritten for node in graph.nodes)
+        return [address, plan.workspace, *counts, len(numbers), int(clears), *described]
 
     def parameters(self) -> list[int]:
         import cupy

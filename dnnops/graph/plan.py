@@ -61,9 +61,9 @@ class Plan:
     time_ms : float or None
         Median time of a call in milliseconds, once it is timed.
     is_excluded : bool
-        Whether it was deselected.
+        Whether it was deselected, or its results are known to be wrong.
     reason : str
-        Why it cannot be built, if so.
+        Why it cannot be built, or what is known to be wrong, if so.
     """
 
     engine: int

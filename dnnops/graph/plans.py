@@ -253,7 +253,9 @@ class PlannedGraph(Declaration):
             self._chosen = None
 
     def _add_plan(self, plan: Plan) -> None:
-        plan.is_excluded = not all(keeps(plan) for keeps in self._filters)
+        plan.reason = next((why for node in self.nodes if (why := node.fault(plan))), "")
+        is_kept = not plan.reason and all(keeps(plan) for keeps in self._filters)
+        plan.is_excluded = not is_kept
         self.plans.append(plan)
 
     def deselect_engines(self, engine_names: Sequence[str]) -> None:
@@ -323,7 +325,7 @@ class PlannedGraph(Declaration):
         reasons = []
         for index, plan in enumerate(self.plans):
             if plan.is_excluded:
-                reasons.append(f"{plan.name}: deselected")
+                reasons.append(f"{plan.name}: {plan.reason or 'deselected'}")
                 continue
             try:
                 self._build(plan)

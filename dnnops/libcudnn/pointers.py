@@ -61,9 +61,11 @@ def as_device(value: Any, name: str) -> int:
         return 0
     if type(value) is int:
         return _known(value, name)
-    try:
-        address = value.data.ptr  # the fastest, of CuPy's arrays
-        if type(address) is int:
+    try:  # the fastest ways for arrays of PyTorch and of CuPy
+        if hasattr(value, "data_ptr"):
+            if value.is_cuda:
+                return value.data_ptr()
+        elif type(address := value.data.ptr) is int:
             return address
     except (AttributeError, ValueError):  # NumPy's for dtypes that have no buffer
         pass

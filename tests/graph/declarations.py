@@ -379,13 +379,6 @@ def scaled(api, graph):
     return outputs(api, graph.mul(x, graph.tensor_scalar(2.5, name="factor")))
 
 
-def sdpa_of_one_array(api, graph):
-    """The keys are also the values; one of the two is transposed."""
-    q, k, _ = _heads(graph)
-    o, _ = graph.sdpa(q=q, k=k, v=k, generate_stats=False, attn_scale=0.25)
-    return outputs(api, o)
-
-
 #: Graphs for which the frontend for Python has no methods.
 OWN_DECLARATIONS: dict[str, Callable[[Any, Any], list[Any]]] = {
     f.__name__: f
@@ -396,6 +389,5 @@ OWN_DECLARATIONS: dict[str, Callable[[Any, Any], list[Any]]] = {
         max_pool_backward,
         logic,
         scaled,
-        sdpa_of_one_array,
     )
 }

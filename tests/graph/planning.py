@@ -120,6 +120,17 @@ def selection() -> dict[str, Any]:
     }
 
 
+def faults(io: str) -> dict[str, Any]:
+    """Return the plans of pooling that are excluded, and the chosen one."""
+    graph = described("max_pool", io=io)
+    graph.build([dnnops.graph.heur_mode.A, dnnops.graph.heur_mode.FALLBACK])
+    return {
+        "excluded": {plan.engine: plan.reason for plan in graph.plans if plan.is_excluded},
+        "chosen": graph.plan_at().engine,
+        "table": graph.plan_table(200),
+    }
+
+
 def engines() -> dict[str, Any]:
     """Return engines and knobs, and the name of a plan made of them."""
     graph = described("conv_bias_relu")

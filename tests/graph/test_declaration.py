@@ -245,8 +245,8 @@ def _wrong_scale():
 
 def _odd_heads():
     graph = new()
-    q, k = graph.tensor([2, 3, 8, 16], name="q"), graph.tensor([2, 2, 8, 16], name="k")
-    graph.sdpa(q, k, k, generate_stats=False)[0].set_output(True)
+    q, k, v = (graph.tensor([2, n, 8, 16], name=name) for name, n in (("q", 3), ("k", 2), ("v", 2)))
+    graph.sdpa(q, k, v, generate_stats=False)[0].set_output(True)
     return graph
 
 
@@ -348,6 +348,11 @@ def test_invalid_graphs(declare, words):
         (lambda g, x: g.concatenate([], 0), DnnValueError, "at least one"),
         (lambda g, x: g.sdpa(x, x, x), DnnTypeError, "generate_stats or is_inference"),
         (
+            lambda g, x: g.sdpa(x, x, x, generate_stats=True),
+            DnnNotSupportedError,
+            "K and V are one tensor",
+        ),
+        (
             lambda g, x: g.sdpa(x, x, x, generate_stats=True, use_padding_mask=True),
             DnnValueError,
             "seq_len_q and seq_len_kv",
@@ -414,9 +419,9 @@ def test_results_that_are_not_computed_are_none():
 
 def test_causal_bands():
     graph = new()
-    q = graph.tensor([1, 1, 4, 4])
+    q, k, v = (graph.tensor([1, 1, 4, 4]) for _ in range(3))
     for more in ({"use_causal_mask": True}, {"diagonal_band_right_bound": 0}, {}):
-        graph.sdpa(q, q, q, generate_stats=False, **more)
+        graph.sdpa(q, k, v, generate_stats=False, **more)
     assert [node.parameters["causal_mask"] for node in graph.nodes] == [True, True, False]
 
 

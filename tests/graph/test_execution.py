@@ -35,10 +35,12 @@ def calls(monkeypatch):
     """The calls that would have executed plans: the address by uid, the workspace and its size."""
     made = []
 
-    def run(handle, plan, count, uids, pointers, workspace, size, device):
+    def run(address):
+        fixed = (ctypes.c_int64 * 6).from_address(address)[:]
+        handle, plan, workspace, size, _, count = fixed
         assert (handle, plan) == (HANDLE, PLAN)
-        read = [(ctypes.c_int64 * count).from_address(at)[:] for at in (uids, pointers)]
-        made.append((dict(zip(*read, strict=True)), workspace, size))
+        bound = (ctypes.c_int64 * count).from_address(address + 8 * len(fixed))[:]
+        made.append((dict(zip(bound[::2], bound[1::2], strict=True)), workspace, size))
         return 0
 
     monkeypatch.setattr(execution, "_runner", lambda: run)

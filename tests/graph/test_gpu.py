@@ -106,7 +106,8 @@ def test_execution(name, io):
         for key, (value, _) in given.items()
     }
     for result in results:
-        empty = np.full(result.dim, 7, "float32")
+        # Not every engine writes the results of queries beyond a length.
+        empty = np.full(result.dim, 0 if name == "sdpa_with_lengths" else 7, "float32")
         arrays[result] = on_device(result, in_dtype(result, empty)[0])
     graph.execute(arrays)
     cupy.cuda.Device().synchronize()
@@ -118,8 +119,16 @@ def test_execution(name, io):
     expected = expected if isinstance(expected, list) else [expected]
     expected = pytensor.function([], expected, mode=PERFORM_MODE)()
     for one, other in zip(found, expected, strict=True):
-        error = np.linalg.norm(one - other) / np.linalg.norm(other)
+        error = relative_error(one, other)
         assert error <= BOUNDS[io], f"relative error {error:.2g}"
+
+
+def relative_error(found, expected):
+    """Return the relative error of finite numbers; others must be equal."""
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(found[~finite], expected[~finite])
+    found, expected = (x[finite].astype("float64") for x in (found, expected))
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
 
 
 def exact(name):
@@ -142,7 +151,10 @@ def check_pooling_pair(io):
     backward, (dx,) = declared("max_pool_backward", io=io)
     for graph in (forward, backward):
         graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-    x = in_dtype(y, rng.permutation(4 * 16 * 64).reshape(4, 16, 8, 8) / 64)[0]
+    # The numbers of a window differ in every type.
+    ranks = rng.permuted(np.tile(np.arange(4.0), (4 * 16 * 16, 1)), axis=1)
+    windows = ranks.reshape(4, 16, 4, 4, 2, 2).swapaxes(3, 4)
+    x = in_dtype(y, windows.reshape(4, 16, 8, 8) - 2)[0]
     g = in_dtype(y, rng.standard_normal((4, 16, 4, 4)))[0]
     arrays = {
         "x": on_device(forward.find_tensor("x"), x),
@@ -331,8 +343,7 @@ def test_op(io, cuda_graph):
     for _ in range(5):
         found, expected = function(*values), host(*values)
         for one, other in zip(found, expected, strict=True):
-            error = np.linalg.norm(one.astype("f8") - other) / np.linalg.norm(other.astype("f8"))
-            assert error <= 2e-2 if io == "bfloat16" else 3e-3
+            assert relative_error(one, other) <= (2e-2 if io == "bfloat16" else 3e-3)
 
 
 def test_op_in_threads():
@@ -378,8 +389,7 @@ def test_op_with_numbers_and_attention():
         if not isinstance(found, list):
             found, expected = [found], [expected]
         for one, other in zip(found, expected, strict=True):
-            error = np.linalg.norm(one.astype("f8") - other) / np.linalg.norm(other.astype("f8"))
-            assert error <= 3e-3
+            assert relative_error(one, other) <= 3e-3
 
 
 def test_operands_that_are_not_aligned():
@@ -390,7 +400,7 @@ def test_operands_that_are_not_aligned():
     graph = cudnn.pygraph(io_data_type="float16", compute_data_type="float32")
     graph.relu(graph.tensor([4, 16, 8, 8], channels_last([4, 16, 8, 8]))).set_output(True)
     x = GpuArrayType("float16", (None,) * 4)()
-    function = pytensor.function([x], GpuDeclaredGraph(graph.as_op().data)(x))
+    function = pytensor.function([x], GpuDeclaredGraph(graph.as_op().data)(x), mode="CUDNN")
     memory = cupy.ones(4 * 16 * 64 + 8, "float16")
     images = memory[1:-7].reshape(4, 8, 8, 16).transpose(0, 3, 1, 2)
     assert images.data.ptr % 16

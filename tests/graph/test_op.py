@@ -189,9 +189,9 @@ def test_tensors_without_an_equivalent(declare, words):
 
 def test_dropout_and_strides():
     graph = cudnn.pygraph(io_data_type=FLOAT, compute_data_type=FLOAT)
-    q = graph.tensor([1, 1, 4, 4])
+    q, k, v = (graph.tensor([1, 1, 4, 4]) for _ in range(3))
     seed, offset = (graph.tensor([1, 1, 1, 1], data_type="int64") for _ in range(2))
-    graph.sdpa(q, q, q, generate_stats=False, dropout=(0.5, seed, offset))[0].set_output(True)
+    graph.sdpa(q, k, v, generate_stats=False, dropout=(0.5, seed, offset))[0].set_output(True)
     with pytest.raises(DnnNotSupportedError, match="dropout"):
         graph.as_op()
     graph = cudnn.pygraph(io_data_type=FLOAT, compute_data_type=FLOAT)

@@ -41,6 +41,15 @@ def _used(dim, stride, dtype):
     return dim, [s if n > 1 else 0 for n, s in zip(dim, stride, strict=True)], dtype
 
 
+def test_plans_that_are_known_to_be_wrong(elsewhere):
+    found = elsewhere(planning.faults, "BFLOAT16")
+    assert list(found["excluded"]) == [3]
+    assert "known to be wrong" in found["excluded"][3]
+    assert found["chosen"] != 3
+    assert "known to be wrong" in found["table"]
+    assert not elsewhere(planning.faults, "HALF")["excluded"]
+
+
 def test_frontend_planned_most_graphs():
     assert len(STORED["graphs"]) >= len(DECLARATIONS) - 5
 

@@ -82,12 +82,15 @@ class AttentionMethods(Methods):
         Returns
         -------
         list of Tensor or None
-            The result and the statistics, None if they are not requested.
+            The result and the statistics, None if they are not requested. For queries beyond a
+            length, the statistics are minus infinity; their results are zero, except that some
+            engines do not write them.
 
         Raises
         ------
         DnnNotSupportedError
-            For another band, positional biases (ALiBi), paged memory, or a function of the scores.
+            For another band, positional biases (ALiBi), paged memory, a function of the scores, or
+            if `k` and `v` are the same tensor.
 
         Notes
         -----

@@ -33,10 +33,20 @@ class _Attention(Node):
 
     last_compute_type = _FLOAT
 
+    @property
+    def leaves_unwritten(self) -> bool:  # type: ignore[override]
+        # Some engines do not write the results of hidden queries.
+        return "SEQ_LEN_Q" in self.inputs
+
     def check(self) -> None:
         has_dropout = self.parameters["dropout_probability"] is not None
         if has_dropout != ("SEED" in self.inputs and "OFFSET" in self.inputs):
             raise DnnTypeError(f"{self.where}: dropout needs a probability, a seed and an offset")
+        if self.inputs["K"] is self.inputs["V"]:
+            raise DnnNotSupportedError(
+                f"{self.where}: K and V are one tensor, of which cuDNN would read one with the"
+                " strides of the other; declare two tensors, and give both the same array"
+            )
 
     def check_operands(self) -> tuple[list[int], list[int], list[int]]:
         """Check the shapes of queries, keys and values, and return them."""
@@ -187,7 +197,8 @@ class _Attention(Node):
         total = pt.sum(exponentials, axis=3, keepdims=True)
         is_seen = pt.gt(total, 0)
         safe = pt.where(is_seen, total, np.asarray(1, x.dtype))
-        return exponentials / safe, largest + pt.log(safe)
+        stats = pt.where(is_seen, largest + pt.log(safe), np.asarray(-np.inf, x.dtype))
+        return exponentials / safe, stats
 
 
 def _view(x: Tensor, descriptors: Any) -> Tensor:

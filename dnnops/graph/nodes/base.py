@@ -11,6 +11,7 @@ from dnnops.graph.tensors import Tensor, order_of, strides_of
 
 if TYPE_CHECKING:
     from dnnops.graph.descriptors import Descriptors
+    from dnnops.graph.plan import Plan
 
 __all__ = ["Node", "broadcast"]
 
@@ -98,6 +99,8 @@ class Node:
     last_compute_type: ClassVar[Any] = data_type.NOT_SET
     #: Whether the operation computes, so that it needs a type to compute in.
     computes: ClassVar[bool] = True
+    #: Whether some plans leave parts of the results unwritten, which are zero.
+    leaves_unwritten: bool = False
 
     @property
     def intermediate_type(self) -> Any:
@@ -133,6 +136,10 @@ class Node:
     def lower(self, descriptors: Descriptors) -> None:
         """Make cuDNN's descriptors of the operation."""
         raise NotImplementedError
+
+    def fault(self, plan: Plan) -> str:
+        """Return why the results of a plan are known to be wrong; empty if they are not."""
+        return ""
 
     def expressions(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the results as expressions of PyTensor, by name.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dnnops.errors import DnnNotSupportedError, DnnValueError
-from dnnops.graph.names import padding_mode, resample_mode
+from dnnops.graph.names import data_type, padding_mode, resample_mode
 from dnnops.graph.nodes.base import Node
 from dnnops.nnet.pool.functions import pool_2d, pool_3d
 
@@ -47,6 +47,15 @@ class _Resampling(Node):
                 )
             sizes.append(left // p["stride"][axis] + 1)
         return [*x[:2], *sizes]
+
+    def fault(self, plan: Any) -> str:
+        has_bfloat16 = any(x.data_type is data_type.BFLOAT16 for x in self.inputs.values())
+        if plan.engine != 3 or not has_bfloat16:
+            return ""
+        return (
+            "known to be wrong: maxima and averages of bfloat16 images (4, 16, 9, 9), with windows"
+            " of 3 x 3, were those of other memory (cuDNN 9.19)"
+        )
 
     def make_descriptor(self, descriptors: Any) -> Any:
         p = self.parameters

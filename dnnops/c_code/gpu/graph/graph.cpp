@@ -31,9 +31,10 @@ struct Number {
   const void *address;
 };
 
-// After these words come the operands, the results and the numbers.
+// After these words come the operands, the results and the numbers. Plans may leave parts of results unwritten, which
+// are zero if the results are cleared first.
 struct GraphParams {
-  int64_t plan, workspace, operands, results, numbers;
+  int64_t plan, workspace, operands, results, numbers, clears;
   const char *op() const { return "GpuDeclaredGraph"; }
   int input_count() const { return static_cast<int>(operands); }
   const Declared &first() const { return *reinterpret_cast<const Declared *>(this + 1); }
@@ -71,10 +72,16 @@ void run(const OpCall<GraphParams> &call) {
   const Declared *declared = &params.first();
   for (int64_t i = 0; i < params.operands; ++i, declared = &declared->next())
     bind(declared->uid, call.inputs[i].data);
-  for (int64_t i = 0; i < params.results; ++i, declared = &declared->next()) bind(declared->uid, call.outputs[i].data);
+  const DeviceGuard device(call.context.device);
+  for (int64_t i = 0; i < params.results; ++i, declared = &declared->next()) {
+    const dnnops_tensor &result = call.outputs[i];
+    bind(declared->uid, result.data);
+    const int64_t bytes = element_count(result.shape, result.ndim) * item_size(result.dtype);
+    if (params.clears)
+      DNNOPS_CHECK(cudaMemsetAsync(result.data, 0, bytes, static_cast<cudaStream_t>(call.context.stream)));
+  }
   const Number *numbers = reinterpret_cast<const Number *>(declared);
   for (int64_t i = 0; i < params.numbers; ++i) bind(numbers[i].uid, numbers[i].address);
-  const DeviceGuard device(call.context.device);
   // Not the handle with which the plan was made: a thread has its own, and a plan of the graph API belongs to
   // the device.
   const Handle &handle = handle_for(call.context.device, call.context.stream);
@@ -87,21 +94,39 @@ void run(const OpCall<GraphParams> &call) {
 
 DNNOPS_OP(cudnn_declared_graph, GraphParams, shape, run)
 
-// Executes a plan with memory by uid. Without a workspace, this takes `size` bytes of the stream's own.
-DNNOPS_EXPORT int dnnops_cudnn_graph_execute(cudnnHandle_t handle, int64_t plan, int64_t count, const int64_t *uids,
-                                             const void *pointers, void *workspace, int64_t size, int64_t device) {
+// A call of `dnnops.graph`. After these words come `words` more: uids and pointers, in turns.
+struct ExecuteWords {
+  cudnnHandle_t handle;
+  int64_t plan;
+  void *workspace;
+  int64_t size, device, words;
+};
+
+// Executes a plan. Without a workspace, this takes `size` bytes of the stream's own.
+DNNOPS_EXPORT int dnnops_cudnn_graph_execute(const ExecuteWords *call) {
   return guarded("graph", nullptr, 0, [&] {
-    if (workspace || !size) return execute_plan(handle, plan, count, uids, pointers, workspace);
-    const DeviceGuard guard(device);
+    std::vector<int64_t> uids;
+    std::vector<const void *> pointers;
+    const int64_t *word = reinterpret_cast<const int64_t *>(call + 1);
+    for (const int64_t *end = word + call->words; word < end; word += 2) {
+      uids.push_back(word[0]);
+      pointers.push_back(reinterpret_cast<const void *>(word[1]));
+    }
+    const auto execute = [&](void *workspace) {
+      execute_plan(call->handle, call->plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(),
+                   workspace);
+    };
+    if (call->workspace || !call->size) return execute(call->workspace);
+    const DeviceGuard guard(call->device);
     cudaStream_t stream = nullptr;
-    DNNOPS_CHECK(cudnnGetStream(handle, &stream));
+    DNNOPS_CHECK(cudnnGetStream(call->handle, &stream));
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     DNNOPS_CHECK(cudaStreamIsCapturing(stream, &status));
     // The address would stay in the CUDA graph after other calls have got the memory.
     if (status != cudaStreamCaptureStatusNone)
-      fail(DNNOPS_VALUE_ERROR, "give a workspace of %lld bytes while a stream is captured", (long long)size);
-    const Workspace scratch(arena_of(static_cast<int>(device), stream), size);
-    execute_plan(handle, plan, count, uids, pointers, scratch.pointer());
+      fail(DNNOPS_VALUE_ERROR, "give a workspace of %lld bytes while a stream is captured", (long long)call->size);
+    const Workspace scratch(arena_of(static_cast<int>(call->device), stream), call->size);
+    execute(scratch.pointer());
   });
 }
 
