@@ -90,8 +90,13 @@ void finish(const OpCall<DenseWords> &call, const Handle &handle, bool from_zero
   }
   p.activation = static_cast<int>(call.params.activation);
   p.from_zero = from_zero;
-  const int64_t groups = (p.columns + DENSE_ELEMENTS - 1) / DENSE_ELEMENTS;
-  const int64_t blocks = (p.rows * groups + DENSE_THREADS - 1) / DENSE_THREADS;
+  const int64_t elements = 16 / item_size(out.dtype), words = p.rows * p.columns / elements;
+  const auto in_words = [&](const void *data, int64_t row) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row % elements == 0;
+  };
+  p.by_words = in_words(p.out, p.columns) && in_words(p.bias, 0) && in_words(p.addend, p.addend_row) && words <= INT_MAX;
+  const int64_t per_block = DENSE_THREADS * (p.by_words ? DENSE_WORDS : DENSE_ELEMENTS);
+  const int64_t blocks = ((p.by_words ? words : p.rows * p.columns) + per_block - 1) / per_block;
   if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "the array is too large");
   void *arguments[] = {&p};
   const Kernel kernel = load_kernel(handle, "dense", "dense", "-DDTYPE=" + std::to_string(out.dtype));
