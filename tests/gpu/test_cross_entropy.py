@@ -11,7 +11,7 @@ import pytest
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.special import log_softmax
 
-from dnnops.dtypes import DTYPE_CODES
+from dnnops.dtypes import DTYPE_CODES, HALF_DTYPES
 from dnnops.errors import DnnIndexError, DnnTypeError
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpuarray.type import GpuArrayType
@@ -39,10 +39,17 @@ class Case:
     """Draw scores, labels and a gradient with respect to the costs."""
 
     def __init__(
-        self, rng: np.random.Generator, dtype: str, largest: int, label_dtype: str = "int64"
+        self,
+        rng: np.random.Generator,
+        dtype: str,
+        largest: int,
+        label_dtype: str = "int64",
+        costs_dtype: str = "",
     ):
         self.rows = int(rng.integers(0, 40))
-        self.classes = int(rng.choice([1, 2, 3, 10, int(rng.integers(1, largest))]))
+        # Rows of 16-byte words are read differently.
+        several = 8 * int(rng.integers(1, 1 + largest // 8))
+        self.classes = int(rng.choice([1, 2, 3, 10, several, int(rng.integers(1, largest))]))
         self.every_row = bool(rng.integers(2))
         count = self.rows if self.every_row else int(rng.integers(0, self.rows + 1))
         one = self.every_row and self.rows and rng.integers(4) == 0
@@ -52,7 +59,9 @@ class Case:
             self.x[rng.integers(self.rows), rng.integers(self.classes)] = -np.inf
         self.labels = rng.integers(-self.classes, self.classes, 1 if one else count)
         self.labels = self.labels.astype(label_dtype)
-        self.g = rounded(rng.standard_normal(1 if rng.integers(4) == 0 else count), dtype)
+        self.g = rounded(
+            rng.standard_normal(1 if rng.integers(4) == 0 else count), costs_dtype or dtype
+        )
 
     def expected(self):
         costs, statistics = run_oracle(
@@ -62,10 +71,13 @@ class Case:
         (gradient,) = run_oracle(op, self.g, self.x, self.labels, statistics)
         return costs, statistics, gradient
 
-    def check(self, dtype: str, costs, statistics, gradient, words: str) -> None:
-        bound = max(RELATIVE_ERROR[dtype], 1e-6 if dtype == "float32" else 0)
+    def check(
+        self, dtype: str, costs, statistics, gradient, words: str, costs_dtype: str = ""
+    ) -> None:
+        bounds = {key: max(value, 1e-6) for key, value in RELATIVE_ERROR.items()}
+        bounds["float64"] = RELATIVE_ERROR["float64"]
         wide = RELATIVE_ERROR["float64" if dtype == "float64" else "float32"]
-        limits = (bound, wide, bound)
+        limits = (bounds[costs_dtype or dtype], wide, bounds[dtype])
         names = ("costs", "statistics", "gradient")
         found = (costs, statistics, gradient)
         for name, out, ref, limit in zip(names, found, self.expected(), limits, strict=True):
@@ -86,14 +98,16 @@ def test_kernels_on_the_host(tmp_path, dtype):
     libraries = {}
     for number in range(60):
         lanes, label_dtype = list(LANES.items())[number % len(LANES)]
-        case = Case(rng, dtype, 60, label_dtype)
+        costs_dtype = "float32" if lanes == 8 and dtype in HALF_DTYPES else dtype
+        case = Case(rng, dtype, 60, label_dtype, costs_dtype)
         if lanes not in libraries:
             label_bits = 8 * case.labels.itemsize
             macros = {"DTYPE": DTYPE_CODES[dtype], "LANES": lanes, "LABEL_BITS": label_bits}
+            macros["COST_DTYPE"] = DTYPE_CODES[costs_dtype]
             libraries[lanes] = compile_for_host(tmp_path, "cross_entropy", KERNELS, macros)
         library = libraries[lanes]
-        x, g = bits(case.x, dtype), bits(case.g, dtype)
-        costs = np.full(case.count, 7, x.dtype)
+        x, g = bits(case.x, dtype), bits(case.g, costs_dtype)
+        costs = np.full(case.count, 7, g.dtype)
         statistics = np.full(
             (case.count, 2), np.nan, "float64" if dtype == "float64" else "float32"
         )
@@ -107,6 +121,7 @@ def test_kernels_on_the_host(tmp_path, dtype):
             "label_step": int(case.labels.size == case.count),
             "g_step": int(case.g.size != 1),
             "number": 3,
+            "by_words": case.classes * x.itemsize % 16 == 0 and x.ctypes.data % 16 == 0,
         }
         for kernel, result, rows in (
             ("cross_entropy", costs, case.count),
@@ -118,12 +133,13 @@ def test_kernels_on_the_host(tmp_path, dtype):
             blocks = -(-rows // (256 // lanes))
             assert getattr(library, f"run_{kernel}")(launch, blocks, 256, number) == 0
         words = f"{dtype}, {lanes} lanes: {repeat_command()}"
-        case.check(dtype, values(costs, dtype), statistics, values(gradient, dtype), words)
+        found = (values(costs, costs_dtype), statistics, values(gradient, dtype))
+        case.check(dtype, *found, words, costs_dtype)
         assert flag[0] == 0
 
 
 def test_labels_out_of_bounds_on_the_host(tmp_path):
-    macros = {"DTYPE": 0, "LANES": 4, "LABEL_BITS": 64}
+    macros = {"DTYPE": 0, "COST_DTYPE": 0, "LANES": 4, "LABEL_BITS": 64}
     library = compile_for_host(tmp_path, "cross_entropy", KERNELS, macros)
     x = np.zeros((4, 3), "float32")
     for wrong in (3, -4, 2**40):
@@ -131,7 +147,7 @@ def test_labels_out_of_bounds_on_the_host(tmp_path):
         costs, statistics = np.zeros(4, "float32"), np.zeros((4, 2), "float32")
         launch = launch_struct(
             x=x, labels=labels, g=x, statistics=statistics, result=costs, flag=flag,
-            rows=4, classes=3, count=4, label_step=1, g_step=1, number=5,
+            rows=4, classes=3, count=4, label_step=1, g_step=1, number=5, by_words=0,
         )  # fmt: skip
         library.run_cross_entropy(launch, 1, 256, 0)
         assert flag[0] == 5
@@ -143,6 +159,7 @@ def test_gpu_compiler():
     for dtype, lanes in product(DTYPES, LANES):
         label_bits = 8 * np.dtype(LANES[lanes]).itemsize
         macros = {"DTYPE": DTYPE_CODES[dtype], "LANES": lanes, "LABEL_BITS": label_bits}
+        macros["COST_DTYPE"] = DTYPE_CODES["float32" if lanes == 8 else dtype]
         assert "griddepcontrol.wait" in compile_for_gpu("cross_entropy", macros)
 
 
@@ -158,6 +175,13 @@ def test_shapes():
         )
         assert [shape_of(t) for t in found] == [(count,), (count, 2)]
         assert [t.dtype for t in found] == [DTYPE_CODES["float16"], DTYPE_CODES["float32"]]
+    (costs, _) = call(
+        "dnnops_cudnn_cross_entropy_shape",
+        GpuCrossEntropy(float32_costs=True),
+        [x, device_tensor((6,), "int64")],
+        [device_tensor(()), device_tensor(())],
+    )
+    assert costs.dtype == DTYPE_CODES["float32"]
     with pytest.raises(DnnIndexError, match="7 labels, but only 6 rows"):
         call(
             "dnnops_cudnn_cross_entropy_shape",
@@ -173,6 +197,12 @@ def test_bad_operands():
         GpuCrossEntropy()(x, GpuArrayType("float32", (None,))())
     with pytest.raises(DnnTypeError, match="dimensions"):
         GpuCrossEntropy()(GpuArrayType("float32", (None,))(), pt.lvector())
+    half, g = GpuArrayType("bfloat16", (3, 5))(), GpuArrayType("bfloat16", (3,))()
+    op = GpuCrossEntropy(float32_costs=True)
+    costs, statistics = op(half, np.arange(3))
+    assert costs.type.dtype == "float32"
+    with pytest.raises(DnnTypeError, match="g must be float32"):
+        GpuCrossEntropyGrad(float32_costs=True)(g, half, np.arange(3), statistics)
     with pytest.raises(DnnIndexError, match="4 labels for 3 rows"):
         GpuCrossEntropy()(GpuArrayType("float32", (3, 5))(), np.arange(4))
 
@@ -195,21 +225,22 @@ def test_random(dtype):
     rng = np.random.default_rng(SEED)
     for number in range(60):
         largest = 5000 if number % 10 == 0 else 600
-        case = Case(rng, dtype, largest, ("int32", "int64")[number % 2])
+        is_wide = number % 4 == 0 and dtype in HALF_DTYPES
+        costs_dtype = "float32" if is_wide else dtype
+        case = Case(rng, dtype, largest, ("int32", "int64")[number % 2], costs_dtype)
         x, g, labels = (
             on_gpu(case.x, dtype),
-            on_gpu(case.g, dtype),
+            on_gpu(case.g, costs_dtype),
             cupy.asarray(case.labels),
         )
         if number % 3 == 0:
             x = cupy.asfortranarray(x)
         poison()
-        costs, statistics = run_on_gpu(GpuCrossEntropy(case.every_row, case.every_row), x, labels)
-        (gradient,) = run_on_gpu(
-            GpuCrossEntropyGrad(case.every_row, case.every_row), g, x, labels, statistics
-        )
+        props = case.every_row, case.every_row, is_wide
+        costs, statistics = run_on_gpu(GpuCrossEntropy(*props), x, labels)
+        (gradient,) = run_on_gpu(GpuCrossEntropyGrad(*props), g, x, labels, statistics)
         words = f"{dtype}, number {number}, strides {x.strides}: {repeat_command()}"
-        case.check(dtype, host(costs), host(statistics), host(gradient), words)
+        case.check(dtype, host(costs), host(statistics), host(gradient), words, costs_dtype)
 
 
 @pytest.mark.gpu

@@ -43,17 +43,25 @@ inline int64_t statistics_dtype(const dnnops_tensor &x) {
   return x.dtype == DNNOPS_FLOAT64 ? DNNOPS_FLOAT64 : DNNOPS_FLOAT32;
 }
 
-inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnops_tensor &x, dnnops_tensor *outputs) {
-  set_output(outputs[0], x.dtype, {problem.count});
+// The dtype of the costs is that of the scores, except that it may be float32 if these have 16 bits.
+inline int64_t costs_dtype(const dnnops_tensor &x, bool float32_costs) {
+  return float32_costs && item_size(x.dtype) == 2 ? DNNOPS_FLOAT32 : x.dtype;
+}
+
+inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnops_tensor &x, dnnops_tensor *outputs,
+                                 bool float32_costs = false) {
+  set_output(outputs[0], costs_dtype(x, float32_costs), {problem.count});
   set_output(outputs[1], statistics_dtype(x), {problem.count, 2});
 }
 
 // Inputs: the gradient with respect to the costs, x, labels, statistics.
-inline CrossEntropyProblem cross_entropy_grad_problem(int64_t which, const dnnops_tensor *inputs) {
+inline CrossEntropyProblem cross_entropy_grad_problem(int64_t which, const dnnops_tensor *inputs,
+                                                      bool float32_costs = false) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
   const CrossEntropyProblem problem = cross_entropy_problem(which, x, inputs[2]);
-  if (g.ndim != 1 || g.dtype != x.dtype || (g.shape[0] != problem.count && g.shape[0] != 1))
-    fail(DNNOPS_VALUE_ERROR, "g has to be a vector of %lld elements, or one, of the dtype of x",
+  const int64_t dtype = costs_dtype(x, float32_costs);
+  if (g.ndim != 1 || g.dtype != dtype || (g.shape[0] != problem.count && g.shape[0] != 1))
+    fail(DNNOPS_VALUE_ERROR, "g has to be a %s vector of %lld elements, or one", dtype_name(dtype),
          (long long)problem.count);
   if (statistics.ndim != 2 || statistics.dtype != statistics_dtype(x) || statistics.shape[0] != problem.count ||
       statistics.shape[1] != 2)

@@ -141,6 +141,6 @@ class Demand:
         role = role_of(user)
         if role.kind is Kind.VIEW:
             return index in role.data and all(z in self.narrowed for z in user.outputs)
-        if role.kind in (Kind.DATA, Kind.SHAPE):
+        if role.kind in (Kind.DATA, Kind.LOSS, Kind.SHAPE):
             return index in role.data
         return role.kind in (Kind.PRODUCT, Kind.CAST) and self._wants(user, index)

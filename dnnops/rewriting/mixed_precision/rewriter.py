@@ -100,6 +100,7 @@ class _Walk:
             Kind.VIEW: self._view,
             Kind.JOIN: self._join,
             Kind.CAST: self._cast,
+            Kind.LOSS: self._loss,
             Kind.SHAPE: self._view,
         }
 
@@ -125,13 +126,13 @@ class _Walk:
             return node.outputs
         return node.clone_with_new_inputs(inputs, strict=False).outputs
 
-    def _with_data(self, node: Apply, role: Role, dtype: str) -> Sequence[Variable]:
-        """Apply a node's Op to data of another dtype."""
+    def _with_data(self, node: Apply, role: Role, dtype: str, op: Any = None) -> Sequence[Variable]:
+        """Apply an Op, by default the node's, to data of another dtype."""
         inputs = [
             self.storage.narrow(x, dtype) if i in role.data else self.storage.exact(x)
             for i, x in enumerate(node.inputs)
         ]
-        return node.op.make_node(*inputs).outputs
+        return (op or node.op).make_node(*inputs).outputs
 
     def lives_narrow(self, z: Variable, from_half: bool) -> bool:
         """Return whether an elementwise result is stored in 16 bits.
@@ -153,11 +154,15 @@ class _Walk:
         (first, *_) = (node.outputs[i] for i in role.results)
         return in_halves(node, role, self.storage, self.lives_narrow(first, True))
 
-    def _data(self, node: Apply, role: Role) -> Sequence[Variable] | None:
+    def _data(self, node: Apply, role: Role, op: Any = None) -> Sequence[Variable] | None:
         first = self.storage[node.inputs[role.data[0]]] if role.data else None
         if first is None or not is_half(first) or not is_float32(node.inputs[role.data[0]]):
             return None
-        return self._with_data(node, role, first.type.dtype)
+        return self._with_data(node, role, first.type.dtype, op)
+
+    def _loss(self, node: Apply, role: Role) -> Sequence[Variable] | None:
+        op: Any = node.op
+        return self._data(node, role, op.with_float32_costs())
 
     def _elementwise(self, node: Apply, role: Role) -> Sequence[Variable] | None:
         op: Any = node.op

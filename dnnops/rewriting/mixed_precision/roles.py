@@ -31,6 +31,7 @@ from dnnops.dtypes import HALF_DTYPES
 from dnnops.gpu.activation import GpuDnnActivationBase
 from dnnops.gpu.batchnorm import GpuDnnBatchNormBase
 from dnnops.gpu.conv import GpuDnnConvBase
+from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpu.pool import GpuDnnPoolBase
 from dnnops.gpu.pool_kernels import GpuKernelPool
@@ -83,13 +84,15 @@ class Kind(Enum):
         The result consists of all operands, which have one dtype.
     CAST
         The Op converts the dtype.
+    LOSS
+        As DATA, except that what it returns of each row is float32.
     SHAPE
         The Op reads only the shape.
     OTHER
         The Op has float32 operands and results.
     """
 
-    PRODUCT, DATA, ELEMENTWISE, REDUCTION, VIEW, JOIN, CAST, SHAPE, OTHER = range(9)
+    PRODUCT, DATA, ELEMENTWISE, REDUCTION, VIEW, JOIN, CAST, LOSS, SHAPE, OTHER = range(10)
 
 
 class Role(NamedTuple):
@@ -176,6 +179,16 @@ def _data_role(op: Op, node: Apply) -> Role:
 def _softmax_role(op: Any, node: Apply) -> Role:
     # Its logarithm becomes part of a loss.
     return _OTHER if op.algo == "log" else _data_role(op, node)
+
+
+@_role.register(GpuCrossEntropy)
+def _cross_entropy_role(op: Op, node: Apply) -> Role:
+    return Role(Kind.LOSS, (0,), ())
+
+
+@_role.register(GpuCrossEntropyGrad)
+def _cross_entropy_grad_role(op: Op, node: Apply) -> Role:
+    return Role(Kind.LOSS, (1,))
 
 
 @_role.register(GpuElemwise)

@@ -18,20 +18,20 @@ constexpr int64_t THREADS = 256;
 struct Launch {
   const void *x, *labels, *g;
   void *statistics, *result, *flag;
-  long long rows, classes, count, label_step, g_step, number;
+  long long rows, classes, count, label_step, g_step, number, by_words;
 };
 
 // Inputs: x, labels; outputs: costs, statistics. For the gradient: g, x, labels, statistics; the gradient
 // with respect to x.
 struct CrossEntropyParams {
-  int64_t rows, gradient;  // rows: a CrossEntropyRows
+  int64_t rows, gradient, float32_costs;  // rows: a CrossEntropyRows
   const char *op() const { return gradient ? "GpuCrossEntropyGrad" : "GpuCrossEntropy"; }
   int input_count() const { return gradient ? 4 : 2; }
 };
 
 CrossEntropyProblem problem_of(const CrossEntropyParams &params, const dnnops_tensor *inputs) {
   cudnn_dtype(inputs[params.gradient].dtype);
-  return params.gradient ? cross_entropy_grad_problem(params.rows, inputs)
+  return params.gradient ? cross_entropy_grad_problem(params.rows, inputs, params.float32_costs)
                          : cross_entropy_problem(params.rows, inputs[0], inputs[1]);
 }
 
@@ -81,6 +81,7 @@ void prepare(CrossEntropyState &state, const CrossEntropyParams &params,
     }
     state.kernel = load_kernel(handle, "cross_entropy", params.gradient ? "cross_entropy_grad" : "cross_entropy",
                                "-DDTYPE=" + std::to_string(x.dtype) +
+                                   " -DCOST_DTYPE=" + std::to_string(costs_dtype(x, params.float32_costs)) +
                                    " -DLABEL_BITS=" + std::to_string(8 * item_size(labels.dtype)) +
                                    " -DLANES=" + std::to_string(lanes_of(problem)));
   }
@@ -88,7 +89,8 @@ void prepare(CrossEntropyState &state, const CrossEntropyParams &params,
 
 void shape(const OpCall<CrossEntropyParams> &call) {
   const CrossEntropyProblem problem = problem_of(call.params, call.inputs);
-  if (!call.params.gradient) return cross_entropy_shapes(problem, call.inputs[0], call.outputs);
+  if (!call.params.gradient)
+    return cross_entropy_shapes(problem, call.inputs[0], call.outputs, call.params.float32_costs);
   set_output(call.outputs[0], call.inputs[1]);
 }
 
@@ -111,6 +113,9 @@ void run(const OpCall<CrossEntropyParams> &call) {
   launch.g = params.gradient ? inputs[0].data : nullptr;
   launch.statistics = params.gradient ? inputs[3].data : outputs[1].data;
   launch.result = outputs[0].data;
+  const auto in_words = [&](const void *data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
+  const int64_t row_bytes = launch.classes * item_size(inputs[params.gradient].dtype);
+  launch.by_words = row_bytes % 16 == 0 && in_words(launch.x) && (!params.gradient || in_words(launch.result));
   void *arguments[] = {&launch};
   launch_kernel(state.kernel, state.blocks, THREADS, 0, context.stream, arguments);
 }

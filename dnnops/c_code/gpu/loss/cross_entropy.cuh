@@ -1,6 +1,7 @@
 // The cross-entropy between the softmax of each row and its label, and its gradient.
 //
-// Macros: DTYPE, as in numbers.cuh; LABEL_BITS, 32 or 64; LANES, a power of 2: the number of threads that share a row.
+// Macros: DTYPE, as in numbers.cuh; COST_DTYPE, that of the costs; LABEL_BITS, 32 or 64; LANES, a power of 2 up to
+// 256: the number of threads that share a row.
 
 #if LABEL_BITS == 64
 using Label = long long;
@@ -8,13 +9,17 @@ using Label = long long;
 using Label = int;
 #endif
 
-constexpr int THREADS = 256, ROWS = THREADS / LANES;
+using Cost = Number<COST_DTYPE>;
+
+constexpr int THREADS = 256, ROWS = THREADS / LANES, WARP_LANES = 32;
+constexpr int WORD = 16 / sizeof(Bits);  // elements in 16 bytes
 
 struct cross_entropy_launch {
   const void *x, *labels, *g;
   void *statistics, *result;  // the costs, or the gradient with respect to x
   void *flag;
   long long rows, classes, count, label_step, g_step, number;
+  long long by_words;  // whether rows consist of words of 16 bytes
 };
 
 // The label of a row with negative ones wrapped around; -1 if it is out of bounds.
@@ -24,15 +29,30 @@ DEVICE long long label_of(const cross_entropy_launch &launch, long long row) {
   return counted < 0 || counted >= launch.classes ? -1 : counted;
 }
 
+union Word {
+  uint4 word;
+  Bits elements[WORD];
+};
+
 // The maximum of some elements, and the sum of their exponentials after subtracting it. Two of them can be combined.
 struct Exponentials {
   Acc top, sum;
-  DEVICE void add(Acc value) {
-    if (value > top) {
-      sum = sum * exp(top - value) + 1;
-      top = value;
-    } else if (value != -(Acc)INFINITY) {  // for a NaN, the sum becomes NaN
-      sum += exp(value - top);
+  template <int COUNT>
+  DEVICE void add(const Bits *elements) {
+    Acc larger = top;
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) {
+      const Acc value = to_acc(elements[k]);
+      if (value > larger) larger = value;
+    }
+    if (larger > top) {
+      sum *= exp(top - larger);
+      top = larger;
+    }
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) {
+      const Acc value = to_acc(elements[k]);
+      if (value != -(Acc)INFINITY) sum += exp(value - top);  // for a NaN, the sum becomes NaN
     }
   }
   DEVICE void add(const Exponentials &other) {
@@ -48,19 +68,30 @@ struct Exponentials {
 
 KERNEL void __launch_bounds__(256) cross_entropy(const GRID_CONSTANT cross_entropy_launch launch) {
   wait_for_stream();
-  __shared__ Acc tops[THREADS], sums[THREADS];
   const int thread = threadIdx.x, lane = thread % LANES;
   const long long row = (long long)blockIdx.x * ROWS + thread / LANES;
   const Bits *x = static_cast<const Bits *>(launch.x) + row * launch.classes;
   Exponentials own = {-(Acc)INFINITY, 0};
-  if (row < launch.count)
-    for (long long i = lane; i < launch.classes; i += LANES) own.add(to_acc(x[i]));
-  for (int step = LANES / 2; step; step /= 2) {
-    tops[thread] = own.top;
-    sums[thread] = own.sum;
+  if (row < launch.count) {
+    if (launch.by_words) {
+      const uint4 *words = reinterpret_cast<const uint4 *>(x);
+      UNROLL_4
+      for (int i = lane; i < launch.classes / WORD; i += LANES) {
+        const Word read = {words[i]};
+        own.add<WORD>(read.elements);
+      }
+    } else {
+      for (long long i = lane; i < launch.classes; i += LANES) own.add<1>(x + i);
+    }
+  }
+  for (int apart = (LANES < WARP_LANES ? LANES : WARP_LANES) / 2; apart; apart /= 2)
+    own.add(Exponentials{__shfl_xor_sync(~0u, own.top, apart), __shfl_xor_sync(~0u, own.sum, apart)});
+  if (LANES > WARP_LANES) {
+    __shared__ Exponentials of_warps[THREADS / WARP_LANES];
+    if (thread % WARP_LANES == 0) of_warps[thread / WARP_LANES] = own;
     __syncthreads();
-    if (lane < step) own.add(Exponentials{tops[thread + step], sums[thread + step]});
-    __syncthreads();
+    if (lane == 0)
+      for (int i = 1; i < LANES / WARP_LANES; ++i) own.add(of_warps[thread / WARP_LANES + i]);
   }
   if (lane || row >= launch.count) return;
   // Infinity minus itself is NaN: with +infinity, or only -infinity, the results are NaN, as in NumPy.
@@ -73,31 +104,43 @@ KERNEL void __launch_bounds__(256) cross_entropy(const GRID_CONSTANT cross_entro
   statistics[0] = own.top;
   statistics[1] = log_sum;
   const Acc chosen = label < 0 ? nan : to_acc(x[label]);
-  static_cast<Bits *>(launch.result)[row] = from_acc(log_sum - (chosen - own.top));
+  static_cast<Cost::Bits *>(launch.result)[row] = Cost::bits(log_sum - (chosen - own.top));
 }
+
+// What the gradient of a row's elements is computed from.
+struct RowGradient {
+  Acc g, top, log_sum;
+  long long label;
+  DEVICE Bits of(Bits x, long long i) const {
+    const Acc softmax = exp(to_acc(x) - top - log_sum);
+    return from_acc(g * (i == label ? softmax - 1 : softmax));
+  }
+};
 
 KERNEL void __launch_bounds__(256) cross_entropy_grad(const GRID_CONSTANT cross_entropy_launch launch) {
   wait_for_stream();
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x, lane = thread % LANES;
   const long long row = (long long)blockIdx.x * ROWS + thread / LANES;
   if (row >= launch.rows) return;
   const Bits *x = static_cast<const Bits *>(launch.x) + row * launch.classes;
   Bits *result = static_cast<Bits *>(launch.result) + row * launch.classes;
-  const bool has_label = row < launch.count;
-  Acc g = 0, top = 0, log_sum = 0;
-  long long label = -1;
-  if (has_label) {
-    g = to_acc(static_cast<const Bits *>(launch.g)[row * launch.g_step]);
-    top = static_cast<const Acc *>(launch.statistics)[2 * row];
-    log_sum = static_cast<const Acc *>(launch.statistics)[2 * row + 1];
-    label = label_of(launch, row);
+  if (row >= launch.count) {
+    for (long long i = lane; i < launch.classes; i += LANES) result[i] = from_acc(0);
+    return;
   }
-  for (long long i = thread % LANES; i < launch.classes; i += LANES) {
-    Acc value = 0;
-    if (has_label) {
-      const Acc softmax = exp(to_acc(x[i]) - top - log_sum);
-      value = g * (i == label ? softmax - 1 : softmax);
+  const Acc *statistics = static_cast<const Acc *>(launch.statistics) + 2 * row;
+  const RowGradient gradient = {Cost::acc(static_cast<const Cost::Bits *>(launch.g)[row * launch.g_step]),
+                                statistics[0], statistics[1], label_of(launch, row)};
+  if (launch.by_words) {
+    const uint4 *words = reinterpret_cast<const uint4 *>(x);
+    UNROLL_4
+    for (int i = lane; i < launch.classes / WORD; i += LANES) {
+      Word word = {words[i]};
+      UNROLL
+      for (int k = 0; k < WORD; ++k) word.elements[k] = gradient.of(word.elements[k], (long long)i * WORD + k);
+      store_16_bytes(result + (long long)i * WORD, word.word);
     }
-    result[i] = from_acc(value);
+  } else {
+    for (long long i = lane; i < launch.classes; i += LANES) result[i] = gradient.of(x[i], i);
   }
 }
