@@ -30,7 +30,8 @@ def shared_on_gpu(enabled: bool) -> Iterator[None]:
 
 def convolutional() -> layers.Layer:
     return layers.Sequential(
-        layers.SpatialConvolution(3, 8, 3, 3, pad_w=1, pad_h=1),
+        # A bias before batch normalization has no gradient but rounding, which Adam scales up.
+        layers.SpatialConvolution(3, 8, 3, 3, pad_w=1, pad_h=1, bias=False),
         layers.SpatialBatchNormalization(8),
         layers.ReLU(),
         layers.Residual(layers.SpatialConvolution(8, 8, 1, 1), layers.GELU()),

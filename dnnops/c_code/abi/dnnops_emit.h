@@ -6,6 +6,7 @@
 #include <numpy/arrayobject.h>
 
 #include "dnnops_raise.h"
+#include "dnnops_memory_order.h"
 #include "dnnops_runtime.h"
 
 /* The functions of a runtime library that an Op's code calls. */
@@ -64,18 +65,9 @@ static inline int dnnops_ndarray_prepare(PyArrayObject **array, dnnops_memory_fo
 #undef DNNOPS_DTYPE_NPY
   const int type = npy_types[tensor->dtype], ndim = (int)tensor->ndim;
   npy_intp shape[DNNOPS_MAX_NDIM], strides[DNNOPS_MAX_NDIM];
-  int order[DNNOPS_MAX_NDIM]; /* axes, from outermost to innermost in memory */
-  for (int i = 0; i < ndim; ++i) {
-    shape[i] = (npy_intp)tensor->shape[i];
-    order[i] = i;
-  }
-  if (format == DNNOPS_CHANNELS_LAST && ndim > 2) {
-    for (int i = 1; i < ndim - 1; ++i) order[i] = i + 1;
-    order[ndim - 1] = 1;
-  } else if (format == DNNOPS_BSHD) {
-    order[1] = 2;
-    order[2] = 1;
-  }
+  int64_t order[DNNOPS_MAX_NDIM];
+  dnnops_memory_order(format, ndim, order);
+  for (int i = 0; i < ndim; ++i) shape[i] = (npy_intp)tensor->shape[i];
   npy_intp step = dnnops_itemsizes[tensor->dtype];
   for (int i = ndim - 1; i >= 0; --i) {
     strides[order[i]] = step;

@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "dnnops_memory_order.h"
 #include "dnnops_runtime.h"
 
 /* References to an Op's output that only the Op's thunk holds: its storage, and the two that
@@ -156,20 +157,11 @@ static inline int dnnops_gpuarray_read(PyObject *array, int64_t dtype_code, dnno
 /* Computes the strides in bytes of a dense array. */
 static inline void dnnops_dense_strides(const dnnops_tensor *t, dnnops_memory_format format,
                                  int64_t *strides) {
-  int64_t step = dnnops_itemsizes[t->dtype];
-  if (format == DNNOPS_CHANNELS_LAST && t->ndim > 2) {
-    strides[1] = step;
-    step *= t->shape[1];
-    for (int64_t axis = t->ndim - 1; axis >= 2; --axis) {
-      strides[axis] = step;
-      step *= t->shape[axis];
-    }
-    strides[0] = step;
-    return;
-  }
-  for (int64_t axis = t->ndim - 1; axis >= 0; --axis) {
-    strides[axis] = step;
-    step *= t->shape[axis];
+  int64_t step = dnnops_itemsizes[t->dtype], order[DNNOPS_MAX_NDIM];
+  dnnops_memory_order(format, t->ndim, order);
+  for (int64_t i = t->ndim - 1; i >= 0; --i) {
+    strides[order[i]] = step;
+    step *= t->shape[order[i]];
   }
 }
 
@@ -200,8 +192,8 @@ static inline int dnnops_on_device(PyObject *array, int64_t device) {
   return number < 0 ? -1 : number == device;
 }
 
-/* Whether an array's reference count shows who uses its memory. A channels-last array is a
- * transposed view, and views of it refer to its base instead. */
+/* Whether an array's reference count shows who uses its memory. An array in another format than
+ * contiguous is a transposed view, and views of it refer to its base instead. */
 static inline int dnnops_counts_references(const dnnops_tensor *t, dnnops_memory_format format) {
   return format == DNNOPS_CONTIGUOUS || t->ndim < 3;
 }
@@ -223,17 +215,14 @@ static inline int dnnops_gpuarray_reusable(PyObject *out, const dnnops_tensor *w
   return dnnops_on_device(out, device);
 }
 
-/* A new array from CuPy's pool, on the current device. Channels-last memory is a transposed view. */
+/* A new array from CuPy's pool, on the current device. If it is not contiguous, it is a transposed view. */
 static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_memory_format format) {
   PyObject *dtype = dnnops_numpy_dtype(want->dtype);
   if (dtype == NULL) return NULL;
-  int permuted = format == DNNOPS_CHANNELS_LAST && want->ndim > 2;
-  int64_t ndim = want->ndim, order[DNNOPS_MAX_NDIM];
-  for (int64_t axis = 0; axis < ndim; ++axis) order[axis] = axis;
-  if (permuted) {
-    for (int64_t axis = 1; axis < ndim - 1; ++axis) order[axis] = axis + 1;
-    order[ndim - 1] = 1;
-  }
+  int permuted = format != DNNOPS_CONTIGUOUS && want->ndim > 2;
+  int64_t ndim = want->ndim, order[DNNOPS_MAX_NDIM], places[DNNOPS_MAX_NDIM];
+  dnnops_memory_order(format, ndim, order);
+  for (int64_t i = 0; i < ndim; ++i) places[order[i]] = i;
   PyObject *shape = PyTuple_New(ndim);
   if (shape == NULL) return NULL;
   for (int64_t axis = 0; axis < ndim; ++axis) {
@@ -250,11 +239,8 @@ static inline PyObject *dnnops_gpuarray_new(const dnnops_tensor *want, dnnops_me
   PyObject *inverse = PyTuple_New(ndim);
   PyObject *view = NULL;
   if (inverse != NULL) {
-    for (int64_t axis = 0; axis < ndim; ++axis) {
-      /* Axis 1 is last in memory; axes 2... are one place earlier. */
-      int64_t place = axis == 0 ? 0 : (axis == 1 ? ndim - 1 : axis - 1);
-      PyTuple_SET_ITEM(inverse, axis, PyLong_FromLongLong(place)); /* small: never fails */
-    }
+    for (int64_t axis = 0; axis < ndim; ++axis)
+      PyTuple_SET_ITEM(inverse, axis, PyLong_FromLongLong(places[axis])); /* small: never fails */
     view = PyObject_CallMethod(array, "transpose", "O", inverse);
     Py_DECREF(inverse);
   }

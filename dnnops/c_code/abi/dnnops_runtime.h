@@ -42,7 +42,7 @@ typedef struct dnnops_tensor {
 typedef enum dnnops_memory_format {
   DNNOPS_CONTIGUOUS = 0,
   DNNOPS_CHANNELS_LAST = 1, /* batch, spatial..., channel */
-  DNNOPS_BSHD = 2           /* batch, sequence, head, depth; for host arrays of 4 axes */
+  DNNOPS_BSHD = 2           /* batch, sequence, head, depth; for arrays of 4 axes */
 } dnnops_memory_format;
 
 typedef enum dnnops_status {

@@ -26,6 +26,7 @@ from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 from dnnops.nnet.regularization.dropout import state_vector
 from dnnops.nnet.validate import named_operands
+from dnnops.runtime.heads import MatchedHeads
 
 __all__ = ["GpuAttentionBase", "GpuAttentionForward", "device_arrays"]
 
@@ -37,11 +38,11 @@ def device_arrays(node: Apply) -> list[int]:
     return [i for i, operand in enumerate(node.op.operands) if operand != "state"]
 
 
-class GpuAttentionBase(GpuAbstractOp, AttentionBase):
+class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
     """Base class of attention and its gradient in one call.
 
-    Operands can have any strides as long as the last axis is dense. See `AttentionBase` for the
-    parameters.
+    Operands can have any strides as long as the last axis is dense. Results are stored in the order
+    of their operands. See `AttentionBase` for the parameters.
     """
 
     contiguous_only = True
