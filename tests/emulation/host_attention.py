@@ -43,7 +43,7 @@ FIELDS = {
     "copy": ("from", "to", ("sizes", 4), "rows", "columns", ("from_steps", 3), ("to_steps", 3)),
     "hide": (
         *("array", "stats", "lengths", "visible", "batch", "heads", "rows", "columns"),
-        *("visible_batch", "visible_heads", "hides_all"),
+        *(("steps", 3), "visible_batch", "visible_heads", "hides_all"),
     ),
 }
 

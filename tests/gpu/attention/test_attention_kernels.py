@@ -133,9 +133,11 @@ def test_copy(kernels, back):
 @pytest.mark.parametrize("visible_shape", [None, (1, 1, 4), (3, 1, 4), (1, 2, 4), (3, 2, 4)])
 @pytest.mark.parametrize("hides_all", [False, True])
 @pytest.mark.parametrize("with_stats", [False, True])
-def test_hide(kernels, lengths, visible_shape, hides_all, with_stats):
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3)])
+def test_hide(kernels, lengths, visible_shape, hides_all, with_stats, order):
     rng = np.random.default_rng(1)
-    array = rng.standard_normal((3, 2, 4, 5)).astype(np.float16)
+    sizes = [(3, 2, 4, 5)[axis] for axis in order]
+    array = rng.standard_normal(sizes).astype(np.float16).transpose(order)
     stats = rng.standard_normal((3, 2, 4)).astype(np.float32)
     visible = None if visible_shape is None else (rng.random(visible_shape) < 0.5).astype(np.uint8)
     vector = None if lengths is None else np.array(lengths, np.int32)
@@ -155,6 +157,7 @@ def test_hide(kernels, lengths, visible_shape, hides_all, with_stats):
         heads=2,
         rows=4,
         columns=5,
+        steps=[step // 2 for step in array.strides[:3]],
         visible_batch=visible_shape[0] if visible_shape else 1,
         visible_heads=visible_shape[1] if visible_shape else 1,
         hides_all=hides_all,

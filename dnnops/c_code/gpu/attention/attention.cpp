@@ -84,6 +84,16 @@ void *written_stats(const AttentionCall &call, const dnnops_tensor *results) {
   return !call.gradient && call.has_stats ? results[1].data : nullptr;
 }
 
+HideParams hidden_rows(const dnnops_tensor &array, void *stats) {
+  HideParams params = {};
+  params.array = array.data;
+  params.stats = stats;
+  params.batch = array.shape[0], params.heads = array.shape[1];
+  params.rows = array.shape[2], params.columns = array.shape[3];
+  for (int i = 0; i < 3; ++i) params.steps[i] = array.strides[i] / item_size(array.dtype);
+  return params;
+}
+
 bool is_result(const AttentionCall &call, int array) { return call.gradient ? array >= A_DQUERY : array == A_OUT; }
 
 // Whether cuDNN can use an array in place: its engines move 16 bytes at a time.
@@ -276,9 +286,8 @@ struct AttentionRun {
   }
 
   void hide(const dnnops_tensor &array, void *stats, const void *array_lengths, const void *visible) const {
-    HideParams params = {};
-    params.array = array.data, params.stats = stats, params.lengths = array_lengths, params.visible = visible;
-    params.batch = array.shape[0], params.heads = array.shape[1], params.rows = array.shape[2], params.columns = array.shape[3];
+    HideParams params = hidden_rows(array, stats);
+    params.lengths = array_lengths, params.visible = visible;
     params.visible_batch = state.visible_batch, params.visible_heads = state.visible_heads;
     state.kernels.run(params, handle.stream);
   }
@@ -354,11 +363,7 @@ struct AttentionRun {
 // If no key is visible or there are no queries, the results are zeros.
 void run_empty(const AttentionState &state, const Handle &handle, const AttentionCall &call, const dnnops_tensor *results) {
   for (int i = 0; i < (call.gradient ? 3 : 1); ++i) {
-    HideParams params = {};
-    params.array = results[i].data;
-    params.stats = written_stats(call, results);
-    params.batch = results[i].shape[0], params.heads = results[i].shape[1];
-    params.rows = results[i].shape[2], params.columns = results[i].shape[3];
+    HideParams params = hidden_rows(results[i], written_stats(call, results));
     params.hides_all = 1;
     if (params.batch * params.heads * params.rows) state.kernels.run(params, handle.stream);
   }

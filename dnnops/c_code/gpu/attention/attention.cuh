@@ -47,7 +47,7 @@ struct hide_params {
   float *stats;              // null if there are none
   const int *lengths;        // of each batch entry; null if all are valid
   const unsigned char *visible;  // null if all are visible
-  long long batch, heads, rows, columns, visible_batch, visible_heads, hides_all;
+  long long batch, heads, rows, columns, steps[3], visible_batch, visible_heads, hides_all;
 };
 
 DEVICE long long first_index() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
@@ -122,7 +122,6 @@ KERNEL void attention_copy(GRID_CONSTANT const row_copy_params p) {
   }
 }
 
-// For a contiguous array.
 KERNEL void attention_hide(GRID_CONSTANT const hide_params p) {
   wait_for_stream();
   const long long total = p.batch * p.heads * p.rows;
@@ -132,7 +131,8 @@ KERNEL void attention_hide(GRID_CONSTANT const hide_params p) {
         ((p.visible_batch > 1 ? n : 0) * p.visible_heads + (p.visible_heads > 1 ? head : 0)) * p.rows + row;
     const bool hidden = p.hides_all || (p.lengths && row >= p.lengths[n]) || (p.visible && !p.visible[entry]);
     if (!hidden) continue;
-    for (long long column = threadIdx.x % 32; column < p.columns; column += 32) p.array[index * p.columns + column] = 0;
+    element *const to = p.array + n * p.steps[0] + head * p.steps[1] + row * p.steps[2];
+    for (long long column = threadIdx.x % 32; column < p.columns; column += 32) to[column] = 0;
     if (p.stats && threadIdx.x % 32 == 0) p.stats[index] = __uint_as_float(0xff800000u);  // minus infinity
   }
 }

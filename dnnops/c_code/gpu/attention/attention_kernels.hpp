@@ -36,7 +36,7 @@ struct RowCopyParams {
 struct HideParams {
   void *array, *stats;
   const void *lengths, *visible;
-  int64_t batch, heads, rows, columns, visible_batch, visible_heads, hides_all;
+  int64_t batch, heads, rows, columns, steps[3], visible_batch, visible_heads, hides_all;
 };
 
 class AttentionKernels {
