@@ -59,8 +59,7 @@ bool finishes(const DenseWords &words, int64_t dtype) {
 }
 
 int64_t epilogue_of(const DenseWords &words, int64_t dtype) {
-  if (finishes(words, dtype)) return CUBLASLT_EPILOGUE_DEFAULT;
-  if (words.activation == DENSE_GELU) return words.has_bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  if (words.activation == DENSE_GELU && !finishes(words, dtype)) return words.has_bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
   return words.has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
@@ -76,12 +75,12 @@ Operand matrix_of(const dnnops_tensor &t) {
 }
 
 // Adds what the product lacks, in place.
-void finish(const OpCall<DenseWords> &call, const Handle &handle, bool from_zero) {
+void finish(const OpCall<DenseWords> &call, const Handle &handle, bool from_zero, bool adds_bias = true) {
   const Operands of(call);
   const dnnops_tensor &out = call.outputs[0];
   DenseParams p = {};
   p.out = out.data;
-  p.bias = of.bias ? of.bias->data : nullptr;
+  p.bias = of.bias && adds_bias ? of.bias->data : nullptr;
   p.rows = out.shape[0];
   p.columns = out.shape[1];
   if (from_zero && of.addend) {
@@ -123,13 +122,12 @@ void run(const OpCall<DenseWords> &call) {
   std::memset(&key, 0, sizeof key);
   key = {call.context.device, out.dtype, words.allow_tf32, 1, matrix_of(*of.w), matrix_of(*of.x),
          result,              addend,    epilogue_of(words, out.dtype), 1};
-  const bool by_kernel = finishes(words, out.dtype);
-  if (of.bias && !by_kernel) {
+  if (of.bias) {
     arrays.bias = of.bias->data;
     key.bias_alignment = alignment_of(arrays.bias);
   }
   if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays)) {
-    if (by_kernel) finish(call, handle, false);
+    if (finishes(words, out.dtype)) finish(call, handle, false, false);
     return;
   }
   if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
