@@ -256,14 +256,12 @@ class Element(Kind):
     """An element of a tensor that the function reads."""
 
     data_type: str
-    is_tensor: bool
     c_type = "void *"
     argument_type = "float | Pointer"
 
     @property
     def passed(self) -> str:
-        type_ = f"_scaling.tensor_type({self.data_type})" if self.is_tensor else self.data_type
-        return f'_element({self.name}, {type_}, cudnnDataType_t, "{self.name}")'
+        return f'_element({self.name}, {self.data_type}, cudnnDataType_t, "{self.name}")'
 
 
 @dataclass(frozen=True)

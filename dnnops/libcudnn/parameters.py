@@ -24,10 +24,11 @@ from dnnops.libcudnn.kinds import Kind
 
 __all__ = ["classify", "classify_all"]
 
-#: Factors, which cuDNN reads from the host: ``alpha``, ``beta1``, ``alphaDgrid``, ...
-_SCALES = re.compile(r"(alpha|beta)(\d|[A-Z]|$)")
-#: Single elements of a tensor, which cuDNN reads from the host or writes to it.
-_ELEMENTS = {"valuePtr", "paddingFill"}
+#: Factors, which cuDNN reads from the host: ``alpha``, ``beta1``, ``alphaDgrid``, ... cuDNN 9.19
+#: also reads ``valuePtr`` so, although its documentation asks for an element of the tensor.
+_SCALES = re.compile(r"(alpha|beta)(\d|[A-Z]|$)|valuePtr$")
+#: A single element of a tensor, which cuDNN reads from the host or writes to it.
+_ELEMENT = "paddingFill"
 #: Pointers that cuDNN passes on, or whose meaning another argument gives.
 _ANYWHERE = {"udata", "ptr", "tag"}
 #: Bytes of memory whose type another argument gives: an enum or a descriptor, and a pointer.
@@ -218,11 +219,9 @@ class _Sorter:
             return results.NewNumber(name, "Q")
         if _SCALES.match(name):
             return kinds.Scale(name, *self._scaled())
-        if name in _ELEMENTS:
-            data_type = next((n for n in self.names.values() if n == "dataType"), "")
-            if self.function.name.startswith("cudnnGet"):
-                return results.NewElement(name, data_type)
-            return kinds.Element(name, data_type or self._scaled()[0], not data_type)
+        if name == _ELEMENT and "dataType" in self.names.values():
+            is_written = self.function.name.startswith("cudnnGet")
+            return (results.NewElement if is_written else kinds.Element)(name, "dataType")
         if name == _ATTRIBUTES:
             return self._attribute(name, variable)
         is_written = self.function.name.startswith("cudnnGet")

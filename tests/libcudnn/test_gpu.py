@@ -94,15 +94,16 @@ def test_addresses_of_the_host_are_refused():
     cupy.testing.assert_allclose(y, 1 / 3, rtol=1e-6)
 
 
-def test_single_elements_and_streams():
+@pytest.mark.parametrize(("dtype", "code"), [("float16", 2), ("float32", 0), ("float64", 1)])
+def test_values_and_streams(dtype, code):
     import cupy
 
-    y = cupy.zeros((2, 3), "float16")
+    y = cupy.zeros((2, 3), dtype)
     stream = cupy.cuda.Stream()
     with libcudnn.cudnnCreate() as handle, libcudnn.cudnnCreateTensorDescriptor() as rows:
         libcudnn.cudnnSetStream(handle, stream)
         assert libcudnn.cudnnGetStream(handle) == stream.ptr
-        libcudnn.cudnnSetTensor4dDescriptor(rows, NCHW, 2, 2, 3, 1, 1)
+        libcudnn.cudnnSetTensor4dDescriptor(rows, NCHW, code, 2, 3, 1, 1)
         libcudnn.cudnnSetTensor(handle, rows, y, 1.5)
         stream.synchronize()
     assert (y == 1.5).all()
