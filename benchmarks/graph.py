@@ -23,6 +23,7 @@ import dnnops.graph
 from dnnops import libcudnn
 from dnnops.gpu.base import cudnn_status
 from dnnops.graph.execution import ExecutableGraph
+from dnnops.graph.tensors import strides_of
 
 _CALLS, _REPETITIONS = 2000, 20
 
@@ -60,7 +61,7 @@ class _Array:
     itemsize = 2
 
     def __init__(self, *shape: int) -> None:
-        self.shape = shape
+        self.shape, self.strides = shape, tuple(2 * n for n in strides_of(shape))
         self.data = SimpleNamespace(ptr=1 << 24)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -55,6 +55,42 @@ def _workspace(value: Any, plan: Plan) -> int:
     return as_device(value, "workspace")
 
 
+#: Functions that return the address of an array, and its dtype, shape and strides, by its type. The
+#: address is None if `as_device` has to find or to refuse it.
+_READERS: dict[type, Callable[[Any], tuple[int | None, Any]]] = {}
+
+
+def _reader(value: Any) -> Callable[[Any], tuple[int | None, Any]]:
+    """Return the function for the type of an argument."""
+    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+        read = _read_address
+    elif hasattr(value, "data_ptr"):
+        read = _read_torch
+    elif hasattr(value, "strides") and type(getattr(value.data, "ptr", None)) is int:
+        read = _read_cupy
+    else:
+        read = _read_any
+    _READERS[type(value)] = read
+    return read
+
+
+def _read_cupy(value: Any) -> tuple[int | None, Any]:
+    return value.data.ptr, (value.dtype, value.shape, value.strides)
+
+
+def _read_torch(value: Any) -> tuple[int | None, Any]:
+    address = value.data_ptr() if value.is_cuda else None
+    return address, (value.dtype, value.shape, value.stride())
+
+
+def _read_any(value: Any) -> tuple[int | None, Any]:
+    return None, (value.dtype, value.shape, getattr(value, "strides", None))
+
+
+def _read_address(value: Any) -> tuple[int | None, Any]:
+    return None, None
+
+
 class _Slot:
     """A tensor that `execute` needs an array for, with what it checked about the last one."""
 
@@ -75,27 +111,17 @@ class _Slot:
         DnnValueError
             If it is too small, null or not aligned.
         """
-        address = self._address(value)
+        read = _READERS.get(type(value)) or _reader(value)
+        address, form = read(value)
+        if form != self.checked and form is not None:
+            self._check(value, *form)
+            self.checked = form
+        if address is None:
+            address = as_device(value, self.label)
         if not address or address % ALIGNMENT:
             fault = f"not aligned to {ALIGNMENT} bytes; copy it" if address else "a null pointer"
             raise DnnValueError(f"{self.label} is {fault}")
         return address
-
-    def _address(self, value: Any) -> int:
-        if type(value) is int:
-            return as_device(value, self.label)
-        try:
-            shape, of_torch = value.shape, getattr(value, "data_ptr", None)
-            strides = value.stride() if of_torch else getattr(value, "strides", None)
-            found = value.dtype, shape, strides
-        except (AttributeError, TypeError):
-            return as_device(value, self.label)
-        if found != self.checked:
-            self._check(value, *found)
-            self.checked = found
-        if of_torch is not None and value.is_cuda:
-            return of_torch()
-        return as_device(value, self.label)
 
     def _check(self, value: Any, dtype: Any, shape: Any, strides: Any) -> None:
         tensor = self.tensor
@@ -185,7 +211,9 @@ class ExecutableGraph(PlannedGraph):
         CudnnError
             If cuDNN fails.
         """
-        self._execute(self.plan_at(), tensor_to_device_buffer, workspace, handle)
+        chosen = self._chosen
+        plan = self.plan_at() if chosen is None else self.plans[chosen]
+        self._execute(plan, tensor_to_device_buffer, workspace, handle)
 
     def execute_plan_at_index(
         self,

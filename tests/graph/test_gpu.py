@@ -294,7 +294,7 @@ def test_threads_run_one_plan():
     failures = []
 
     def work():
-        own = {**arrays, y.name: arrays[y.name].copy()}
+        own = {**arrays, y.name: arrays[y.name].copy("K")}  # cuDNN writes channels-last
         handle = cudnn.create_handle()
         for _ in range(50):
             own[y.name][...] = 0

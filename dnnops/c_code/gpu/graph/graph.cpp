@@ -1,6 +1,4 @@
 // Executes plans of graphs that are declared with dnnops.graph, for its own calls and as an Op.
-#include <mutex>
-
 #include "../../common/op.hpp"
 
 #include "../base/descriptor.hpp"
@@ -10,9 +8,6 @@ namespace dnnops {
 
 namespace {
 
-// While cuDNN executes a plan, the plan holds the addresses of that call.
-std::mutex executing;
-
 void execute_plan(cudnnHandle_t handle, int64_t plan, int64_t count, const int64_t *uids, const void *pointers,
                   void *workspace) {
   BackendDescriptor pack(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
@@ -20,7 +15,6 @@ void execute_plan(cudnnHandle_t handle, int64_t plan, int64_t count, const int64
   pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
   pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
   pack.finalize("cudnnBackendFinalize(variant pack)");
-  const std::lock_guard<std::mutex> lock(executing);
   DNNOPS_CHECK(cudnnBackendExecute(handle, reinterpret_cast<cudnnBackendDescriptor_t>(plan), pack.get()));
 }
 
