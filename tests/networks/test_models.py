@@ -37,7 +37,7 @@ OF_SLOW = {"cpu": ("float32",), "rewritten": ("float32", "bfloat16")}
 
 
 #: The slow networks that run on the CPU in this commit: compiling them takes a minute each.
-ON_CPU = sampled(set(MODELS) - set(QUICK["cpu"]), 3)
+ON_CPU = sampled(set(MODELS) - set(QUICK["cpu"]), 2)
 
 
 def cases() -> list[Any]:

@@ -45,7 +45,7 @@ def test_small_networks(device, first):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 40, CHUNK))
+@pytest.mark.parametrize("first", range(0, 30, CHUNK))
 @pytest.mark.parametrize("device", ["cpu", "rewritten"])
 def test_networks(device, first):
     check(range(first, first + CHUNK), device)

@@ -84,7 +84,7 @@ def random_form(rng: np.random.Generator, tiles: Tiles) -> Form:
     [
         (SPLIT, 5),
         (ROUNDED, 3),
-        *(pytest.param(tiles, 8, marks=pytest.mark.slow) for tiles in OTHERS),
+        *(pytest.param(tiles, 5, marks=pytest.mark.slow) for tiles in OTHERS),
     ],
     ids=str,
 )
