@@ -6,8 +6,8 @@ import numpy as np
 
 from dnnops.cpu.base import CPU, OneDnnOp
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionGrad
-from dnnops.runtime.heads import MatchedHeads
 from dnnops.runtime.implementations import implements
+from dnnops.runtime.op import MatchedHeads
 
 __all__ = ["OneDnnAttention", "OneDnnAttentionGrad"]
 

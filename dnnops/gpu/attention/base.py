@@ -26,7 +26,7 @@ from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.optional_result import OptionalResultOp
 from dnnops.nnet.regularization.dropout import state_vector
 from dnnops.nnet.validate import named_operands
-from dnnops.runtime.heads import MatchedHeads
+from dnnops.runtime.op import MatchedHeads
 
 __all__ = ["GpuAttentionBase", "GpuAttentionForward", "device_arrays"]
 
