@@ -64,14 +64,21 @@ def _reader(value: Any) -> Callable[[Any], tuple[int | None, Any]]:
     """Return the function for the type of an argument."""
     if not hasattr(value, "shape") or not hasattr(value, "dtype"):
         read = _read_address
-    elif hasattr(value, "data_ptr"):
+    elif hasattr(value, "data_ptr") and hasattr(value, "is_cuda"):
         read = _read_torch
-    elif hasattr(value, "strides") and type(getattr(value.data, "ptr", None)) is int:
+    elif hasattr(value, "strides") and _has_pointer(value):
         read = _read_cupy
     else:
         read = _read_any
     _READERS[type(value)] = read
     return read
+
+
+def _has_pointer(value: Any) -> bool:
+    try:
+        return type(value.data.ptr) is int
+    except (AttributeError, ValueError):  # NumPy's for dtypes that have no buffer
+        return False
 
 
 def _read_cupy(value: Any) -> tuple[int | None, Any]:

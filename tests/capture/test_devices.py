@@ -68,15 +68,20 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
     assert devices.current == 0
 
 
-def test_two_threads_in_one_function(devices):
-    """PyTensor stores the arguments of a call in the function."""
+def doubling(devices):
+    """Return the virtual machine of a function of one array, which has a value."""
     x = GpuArrayType("float32", (None,), 1)()
     with pytensor.config.change_flags(dnn__enabled="no_check"):
         graph = rewritten([x], [(x * 2).transfer("cuda1")], pytensor.compile.get_mode("CUDNN"))
     nodes = Nodes(graph)
-    vm = CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
     with devices.used(1):
         nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
+    return CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
+
+
+def test_two_threads_in_one_function(devices):
+    """PyTensor stores the arguments of a call in the function."""
+    vm = doubling(devices)
     entered, leave = threading.Event(), threading.Event()
 
     def wait() -> list[Any]:
@@ -96,13 +101,7 @@ def test_two_threads_in_one_function(devices):
 
 
 def test_a_call_that_fails_lets_others_in(devices):
-    x = GpuArrayType("float32", (None,), 1)()
-    with pytensor.config.change_flags(dnn__enabled="no_check"):
-        graph = rewritten([x], [(x * 2).transfer("cuda1")], pytensor.compile.get_mode("CUDNN"))
-    nodes = Nodes(graph)
-    vm = CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
-    with devices.used(1):
-        nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
+    vm = doubling(devices)
 
     def interrupted() -> list[Any]:
         raise KeyboardInterrupt

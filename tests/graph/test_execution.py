@@ -80,6 +80,23 @@ def test_keys_are_tensors_names_or_uids(calls):
     assert y.uid in expected
 
 
+def test_arrays_with_an_interface_and_on_the_host(calls):
+    """Arrays as Numba has them; and those of NumPy whose dtype has no buffer."""
+
+    class Interface:
+        def __init__(self, shape):
+            self.shape, self.dtype = shape, np.dtype("float16")
+            self.strides = Array(shape).strides
+            self.__cuda_array_interface__ = {"data": (1 << 28, False), "shape": shape}
+
+    graph, _ = built()
+    graph.execute(arrays(x=Interface((4, 16, 9, 9))), 1 << 22)
+    assert calls[0][0][graph.find_tensor("x").uid] == 1 << 28
+    host = np.zeros((4, 16, 9, 9), "datetime64[s]")
+    with pytest.raises(DnnTypeError):
+        graph.execute(arrays(x=host), 1 << 22)
+
+
 def test_numbers_are_in_host_memory(calls):
     graph, _ = built("layernorm")
     images = {name: Array((32, 64, 1, 1)) for name in ("x", "0::Y")}
