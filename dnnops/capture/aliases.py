@@ -8,7 +8,7 @@ from typing import Any
 
 from dnnops.errors import DnnNotSupportedError
 
-__all__ = ["overlaps", "require_apart"]
+__all__ = ["is_same", "overlaps", "require_apart"]
 
 
 def _span(array: Any) -> tuple[int, int]:
@@ -17,6 +17,14 @@ def _span(array: Any) -> tuple[int, int]:
 
     low, high = cupy.byte_bounds(array)
     return int(low), int(high)
+
+
+def is_same(array: Any, other: Any) -> bool:
+    """Return whether two arrays have the same elements in the same memory."""
+    return array is other or (
+        array.data.ptr == other.data.ptr
+        and (array.shape, array.strides, array.dtype) == (other.shape, other.strides, other.dtype)
+    )
 
 
 def require_apart(arrays: Sequence[Any]) -> None:

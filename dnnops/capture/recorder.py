@@ -13,7 +13,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
-from dnnops.capture.aliases import overlaps, require_apart
+from dnnops.capture.aliases import is_same, overlaps, require_apart
 from dnnops.capture.graph import Graph, Staging, recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
@@ -364,11 +364,13 @@ class Recorder:
             target = None
             if position in self._updates:
                 target = arrays[self._fgraph.inputs[self._updates[position]]]
-            if value is not target and overlaps(value, updated):
+            # An Op in place may return a view of the array that it overwrites.
+            is_in_place = target is not None and is_same(value, target)
+            if not is_in_place and overlaps(value, updated):
                 value = value.copy(order="K")  # before the arrays are overwritten
             if target is None:
                 captured.copied.append(position)
-            elif value is not target:
+            elif not is_in_place:
                 if (value.shape, value.dtype) != (target.shape, target.dtype):
                     raise DnnNotSupportedError(f"the shape or dtype of {z} changes")
                 copies.append((target, value))

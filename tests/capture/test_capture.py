@@ -92,6 +92,25 @@ def test_training_gives_the_same_as_without_graphs():
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
 
 
+def test_updates_in_place_are_not_copied():
+    """New running averages are views of the arrays that batch normalization overwrites."""
+    x = GpuArrayType("float32", (None, 8, None, None))()
+    gamma, beta, mean, variance = (shared(np.full(8, n, "float32")) for n in (1, 0, 0, 1))
+    out, *_, new_mean, new_variance = nnet.batch_normalization_train(
+        x, gamma, beta, axes="spatial", running_mean=mean, running_var=variance
+    )
+    image = x.type.filter(normal(4, 8, 5, 5))
+    nodes = []
+    for updates in ([], [(mean, new_mean), (variance, new_variance)]):
+        f = compiled([x], out, updates=updates, graph="True")
+        for _ in range(ORDINARY_CALLS + 2):
+            f(image)
+        (captured,) = f.vm._graphs.values()
+        nodes.append(captured.graph.nodes)
+    assert nodes[0] == nodes[1]
+    assert not np.allclose(value(mean), 0)
+
+
 def test_each_shape_has_a_graph():
     x, w = pt.fmatrix(), shared(normal(4, 5))
     f = compiled([x], nnet.relu(x @ w).sum(axis=0), graph="True")
