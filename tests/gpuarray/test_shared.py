@@ -230,7 +230,7 @@ def test_two_devices():
     f = pytensor.function([x], [doubled, doubled.transfer("cuda0") + x], mode=GPU_MODE)
     first, total = f(to_device(VALUE))
     assert first.device.id == 1
-    np.testing.assert_array_equal(total, 3 * VALUE)
+    np.testing.assert_array_equal(total.get(), 3 * VALUE)
     assert cupy.cuda.runtime.getDevice() == 0
     with pytest.raises(DnnTypeError, match="got one on cuda0"):
         there.set_value(to_device(VALUE))
