@@ -292,6 +292,14 @@ FLAGS: tuple[Flag, ...] = (
         "Whether float32 operations may round their inputs to TF32, for speed.",
     ),
     Flag(
+        "dnn.matmul.algo",
+        "time_once",
+        Values(("guess_once", "time_once")),
+        "How cuBLASLt's algorithm of a matrix product is selected: as its heuristic proposes "
+        "(guess_once), or as the fastest of several, timed once for each process, shape and layout "
+        "unless dnn.deterministic is set (time_once).",
+    ),
+    Flag(
         "dnn.mixed_precision",
         "off",
         Values(("off", "bfloat16", "float16")),

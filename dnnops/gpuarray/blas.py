@@ -9,7 +9,8 @@ import numpy as np
 from pytensor.configdefaults import config
 from pytensor.graph.basic import Apply, Constant
 
-from dnnops.arguments import switch
+from dnnops.arguments import one_of, switch
+from dnnops.config import flag_value
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.op import MirrorOp, is_on_device
 
@@ -36,6 +37,19 @@ def _precision(allow_tf32: bool) -> Iterator[None]:
         linalg.set_compute_type("float32", previous)
 
 
+def product_algo(where: str, algo: str | None) -> str:
+    """Return how a matrix product's algorithm is selected: as given, or as the flags say."""
+    if algo is not None:
+        return one_of(where, "algo", algo, ("guess_once", "time_once"))
+    is_timed = flag_value("dnn.matmul.algo") == "time_once" and not flag_value("dnn.deterministic")
+    return "time_once" if is_timed else "guess_once"
+
+
+def product_settings(allow_tf32: bool, algo: str) -> int:
+    """Return the settings of a matrix product for C code: a sum of ``dnnops_product_setting``."""
+    return allow_tf32 | (algo == "time_once") << 1 | flag_value("dnn.verbose") << 2
+
+
 class _Product(MirrorOp):
     """A matrix product.
 
@@ -45,15 +59,24 @@ class _Product(MirrorOp):
     allow_tf32 : bool, optional
         Whether float32 operands may be rounded to TF32. Defaults to the flag
         ``dnn.allow_tf32``.
+    algo : {'guess_once', 'time_once'}, optional
+        How cuBLASLt's algorithm is selected. Defaults to the flag ``dnn.matmul.algo``, or to
+        'guess_once' if ``dnn.deterministic`` is set.
     """
 
-    __props__: ClassVar[tuple[str, ...]] = ("host_op", "allow_tf32")
+    __props__: ClassVar[tuple[str, ...]] = ("host_op", "allow_tf32", "algo")
 
-    def __init__(self, host_op: Any, allow_tf32: bool | None = None):
+    def __init__(self, host_op: Any, allow_tf32: bool | None = None, algo: str | None = None):
         super().__init__(host_op)
         if allow_tf32 is None:
             allow_tf32 = getattr(config, "dnn__allow_tf32", False)
         self.allow_tf32 = switch(type(self).__name__, "allow_tf32", allow_tf32)
+        self.algo = product_algo(type(self).__name__, algo)
+
+    @property
+    def settings(self) -> int:
+        """Settings of the product for C code."""
+        return product_settings(self.allow_tf32, self.algo)
 
     def product(self, x: Any, y: Any) -> Any:
         """Multiply two matrices, or a matrix and a vector, or two vectors."""
@@ -70,7 +93,7 @@ class _Product(MirrorOp):
                 x.reshape(*rows, x.shape[-1]),
                 y.reshape(y.shape[0], *columns),
                 out.reshape(*rows, *columns),
-                allow_tf32=self.allow_tf32,
+                settings=self.settings,
             )
             return out
         with _precision(self.allow_tf32):
@@ -119,7 +142,7 @@ class _Product(MirrorOp):
             right, out = right.as_column(), out.as_column()
         if not has_contiguous_side(out):
             return None
-        factors = ProductFactors(alpha, beta, self.allow_tf32)
+        factors = ProductFactors(alpha, beta, self.settings)
         add_product(call, x.dtype, call.operand(2), right, out, factors)
         return call.call(result)
 
@@ -146,7 +169,7 @@ class GpuDot(_Product):
             right = right.as_column()
         target = Placed.new((*(rows or (1,)), *(columns or (1,))), x.dtype, out.address.place)
         factors = products.ProductFactors(
-            alpha=self.factor(node, 2, factor[0]) if factor else 1.0, allow_tf32=self.allow_tf32
+            alpha=self.factor(node, 2, factor[0]) if factor else 1.0, settings=self.settings
         )
         products.add_product(call, x.dtype, left, right, target, factors)
         return call.call(Result(out.address.place))
@@ -171,7 +194,7 @@ class GpuBatchedDot(_Product):
         call = CallBuilder((x, y))
         batch = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
         out = call.new((*batch, x.shape[-2], y.shape[-1]), x.dtype)
-        factors = products.ProductFactors(allow_tf32=self.allow_tf32)
+        factors = products.ProductFactors(settings=self.settings)
         products.add_product(call, x.dtype, call.operand(0), call.operand(1), out, factors)
         return call.call(Result(out.address.place))
 
@@ -182,7 +205,7 @@ class GpuBatchedDot(_Product):
         if products := _products(x, y):
             batch = cupy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
             out = cupy.empty((*batch, x.shape[-2], y.shape[-1]), x.dtype)
-            products.multiply(x, y, out, allow_tf32=self.allow_tf32)
+            products.multiply(x, y, out, settings=self.settings)
             return out
         with _precision(self.allow_tf32):
             if x.dtype == "bfloat16":
@@ -233,7 +256,7 @@ class GpuGemm(_Product):
         numbers = isinstance(alpha, np.generic) and isinstance(beta, np.generic)
         products = _products(x, y, out) if numbers else None
         if products and products.has_contiguous_side(out):
-            products.multiply(x, y, out, float(alpha), float(beta), self.allow_tf32)
+            products.multiply(x, y, out, float(alpha), float(beta), self.settings)
             return out
         if x.dtype.char not in "fd" or self.allow_tf32 or 0 in (*shape, x.shape[1]):
             # cuBLAS's plain gemm supports neither 16-bit floats nor TF32. Empty products go

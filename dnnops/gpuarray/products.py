@@ -44,7 +44,7 @@ def products_available() -> bool:
 
 
 def multiply(
-    x: Any, y: Any, out: Any, alpha: float = 1.0, beta: float = 0.0, allow_tf32: bool = False
+    x: Any, y: Any, out: Any, alpha: float = 1.0, beta: float = 0.0, settings: int = 0
 ) -> None:
     """Compute ``out = alpha * x @ y + beta * out`` on the current stream.
 
@@ -59,8 +59,8 @@ def multiply(
         `y` are broadcast to its leading axes.
     alpha, beta : float
         Scaling factors. If `beta` is 0, the values in `out` are ignored.
-    allow_tf32 : bool
-        Whether float32 numbers may be rounded to TF32.
+    settings : int
+        See `dnnops.gpuarray.blas.product_settings`.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def multiply(
         else:
             out.fill(0)
         return
-    factors = ProductFactors(alpha, beta, allow_tf32)
+    factors = ProductFactors(alpha, beta, settings)
     try:
         call = _call(x, y, out, factors)
     except DnnNotSupportedError:
@@ -102,11 +102,14 @@ def _call(x: Any, y: Any, out: Any, factors: ProductFactors) -> PreparedCall:
 
 
 class ProductFactors(NamedTuple):
-    """Factors of a product, as in `multiply`. They may be operands of the call on the host."""
+    """Factors and settings of a product, as in `multiply`.
+
+    Factors may be operands of the call on the host.
+    """
 
     alpha: float | Number = 1.0
     beta: float | Number = 0.0
-    allow_tf32: bool = False
+    settings: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class ProductStep:
         raise_status(
             CUDNN,
             CUDNN.library.dnnops_cudnn_product(
-                ctypes.byref(context), int(self.factors.allow_tf32), alpha, beta, tensors, result
+                ctypes.byref(context), self.factors.settings, alpha, beta, tensors, result
             ),
         )
 
@@ -158,7 +161,7 @@ class ProductStep:
             (0.0, factor.place) if isinstance(factor, Number) else (float(factor), -1)
             for factor in (self.factors.alpha, self.factors.beta)
         ]
-        return 1, (int(self.factors.allow_tf32), *factors[0], *factors[1], *operands)
+        return 1, (self.factors.settings, *factors[0], *factors[1], *operands)
 
 
 def add_product(

@@ -1,8 +1,10 @@
 // The functions of cuBLASLt that products call, on the host, as NVIDIA documents them. Tests link this instead of
 // cublaslt.cpp, and choose the epilogues that have an algorithm.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "gpu/base/cublaslt.hpp"
 
@@ -11,6 +13,10 @@ namespace {
 // Bits of cublasLtEpilogue_t.
 constexpr int64_t RELU = 2, BIAS = 4, GELU = 32;
 int64_t supported = ~int64_t(0), calls = 0;
+// If not empty, the milliseconds of algorithms that compute nothing; those below 0 fail.
+std::vector<double> durations;
+double now = 0;  // what events record
+int64_t last = 0;
 
 struct HostLayout {
   int64_t type, rows, columns, leading, batches, stride;
@@ -130,22 +136,25 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, 
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
+                                              cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int wanted,
                                               cublasLtMatmulHeuristicResult_t results[], int *count) {
   const HostOperation &op = as<HostOperation>(desc);
   *count = 0;
   if (!is_valid(op, as<HostLayout>(a), as<HostLayout>(b), as<HostLayout>(c), as<HostLayout>(d)))
     return CUBLAS_STATUS_INVALID_VALUE;
   if (op.epilogue & ~1 & ~supported) return CUBLAS_STATUS_NOT_SUPPORTED;
-  *count = 1;
-  results[0] = {};
-  results[0].workspaceSize = 64;
+  *count = std::max(1, std::min(wanted, int(durations.size())));
+  for (int i = 0; i < *count; ++i) {
+    results[i] = {};
+    results[i].algo.data[0] = i;
+    results[i].workspaceSize = 64;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *left,
                               cublasLtMatrixLayout_t a_layout, const void *right, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *addend, cublasLtMatrixLayout_t c_layout, void *result,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *, void *workspace,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
                               size_t bytes, cudaStream_t) {
   const HostOperation &op = as<HostOperation>(desc);
   const HostLayout &a = as<HostLayout>(a_layout), &b = as<HostLayout>(b_layout);
@@ -153,6 +162,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   if (!is_valid(op, a, b, c, d) || d.batches != 1) return CUBLAS_STATUS_INVALID_VALUE;
   ++calls;
   std::memset(workspace, 0, bytes);
+  if (!durations.empty()) {
+    const double duration = durations[last = int64_t(algorithm->data[0])];
+    if (duration < 0) return CUBLAS_STATUS_EXECUTION_FAILED;
+    now += duration;
+    return CUBLAS_STATUS_SUCCESS;
+  }
   const bool ta = op.transposes[0] == CUBLAS_OP_T, tb = op.transposes[1] == CUBLAS_OP_T;
   const int64_t scalar = d.type == CUDA_R_64F ? CUDA_R_64F : CUDA_R_32F, inner = ta ? a.rows : a.columns;
   for (int64_t column = 0; column < d.columns; ++column)
@@ -173,6 +188,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
 
 // The sum of the bits that epilogues with an algorithm consist of.
 void support_epilogues(int64_t bits) { supported = bits; }
+// Products now take so many milliseconds, by algorithm, and compute nothing; none compute again.
+void set_durations(const double *milliseconds, int64_t count) { durations.assign(milliseconds, milliseconds + count); }
+// The algorithm of the last product.
+int64_t last_algorithm() { return last; }
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+  return *event = reinterpret_cast<cudaEvent_t>(new double), cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete reinterpret_cast<double *>(event), cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+  return *reinterpret_cast<double *>(event) = now, cudaSuccess;
+}
 // The number of products since the last call of this function.
 int64_t count_products() {
   const int64_t found = calls;
@@ -182,6 +208,11 @@ int64_t count_products() {
 }  // extern "C"
 
 namespace dnnops {
+
+double milliseconds_between(cudaEvent_t start, cudaEvent_t stop) {
+  return *reinterpret_cast<double *>(stop) - *reinterpret_cast<double *>(start);
+}
+
 namespace cublaslt {
 
 Address look_up(const char *name) {

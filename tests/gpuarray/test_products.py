@@ -14,7 +14,7 @@ from pytensor.tensor.blas import Gemm
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray import GpuArrayType, blas, products
-from dnnops.gpuarray.blas import GpuGemm
+from dnnops.gpuarray.blas import GpuGemm, product_settings
 from dnnops.gpuarray.prepared.builder import CallBuilder
 from dnnops.gpuarray.prepared.thunk import native_thunk
 from dnnops.gpuarray.products import layouts, multiply
@@ -260,6 +260,21 @@ def test_on_a_gpu(dtype):
             assert_near(
                 arrays[2].astype("float64"), np.broadcast_to(wanted, out.shape), TOLERANCE[dtype]
             )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_timing_does_not_add_to_the_sum(dtype):
+    """The algorithms of the first call write to another array if the result is also an operand."""
+    rng = np.random.default_rng(0)
+    shapes = (1024, 700), (700, 1024), (1024, 1024)
+    x, y, out = (to_device(rng.standard_normal(shape).astype(dtype)) for shape in shapes)
+    wanted = 2.0 * out.get().astype("float64")
+    for _ in range(2):
+        wanted += x.get().astype("float64") @ y.get().astype("float64")
+        multiply(x, y, out, 1.0, 2.0, settings=product_settings(False, "time_once"))
+        assert_near(out.astype("float64"), wanted, 2 * TOLERANCE[dtype])
+        wanted = 2.0 * out.get().astype("float64")
 
 
 @pytest.mark.gpu

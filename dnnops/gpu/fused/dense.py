@@ -21,6 +21,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import TAKES_CONTIGUOUS, TAKES_GAPS, TAKES_MATRIX, device_operands
 from dnnops.gpu.derivatives import GpuExpressionOp
+from dnnops.gpuarray.blas import product_algo, product_settings
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.activation.op import Activation
 from dnnops.nnet.validate import merge_shapes, one_of
@@ -62,6 +63,9 @@ class GpuDense(GpuExpressionOp):
         Whether the Op takes these operands.
     allow_tf32 : bool, optional
         Whether float32 operands may be rounded to TF32. Defaults to the flag ``dnn.allow_tf32``.
+    algo : {'guess_once', 'time_once'}, optional
+        How cuBLASLt's algorithm is selected. Defaults to the flag ``dnn.matmul.algo``, or to
+        'guess_once' if ``dnn.deterministic`` is set.
 
     Raises
     ------
@@ -73,7 +77,7 @@ class GpuDense(GpuExpressionOp):
     NVIDIA's documentation of ``cublasLtEpilogue_t`` defines the epilogues.
     """
 
-    __props__ = ("activation", "bias", "addend", "allow_tf32")
+    __props__ = ("activation", "bias", "addend", "allow_tf32", "algo")
     function = "dnnops_cudnn_dense"
     called_library = "cuBLASLt"
 
@@ -83,6 +87,7 @@ class GpuDense(GpuExpressionOp):
         bias: bool = False,
         addend: bool = False,
         allow_tf32: bool | None = None,
+        algo: str | None = None,
     ):
         name = type(self).__name__
         one_of(name, "activation", activation, ACTIVATIONS)
@@ -90,6 +95,7 @@ class GpuDense(GpuExpressionOp):
         self.bias = switch(name, "bias", bias)
         self.addend = switch(name, "addend", addend)
         self.allow_tf32 = switch_or_flag(name, "allow_tf32", allow_tf32, "dnn.allow_tf32")
+        self.algo = product_algo(name, algo)
 
     @property
     def epilogue(self) -> str:
@@ -147,7 +153,8 @@ class GpuDense(GpuExpressionOp):
 
     def parameters(self) -> list[int]:
         activation = ACTIVATIONS.index(self.activation)
-        return [self.allow_tf32, activation, self.bias, self.addend]
+        settings = product_settings(self.allow_tf32, self.algo)
+        return [settings, activation, self.bias, self.addend]
 
     def _layouts(self, operand: int) -> int:
         if operand < 2:

@@ -148,6 +148,7 @@ class _Fusion:
             bias is not None,
             addend is not None,
             allow_tf32=product.op.allow_tf32,
+            algo=product.op.algo,
         )
         return op.make_node(*operands).outputs[0]
 

@@ -73,7 +73,7 @@ def _conv(op: Any, node: Apply, role: Role, storage: Storage, dtype: str) -> Seq
 
 def _dot(op: Any, x: Variable, y: Any, storage: Storage) -> Any:
     """Return the product of a matrix with a matrix or a vector."""
-    product, narrow = GpuDot(Dot(), op.allow_tf32), storage.narrow(y)
+    product, narrow = GpuDot(Dot(), op.allow_tf32, op.algo), storage.narrow(y)
     if y.type.ndim == 2:
         return product.make_node(storage.narrow(x), narrow).outputs[0]
     column = _reordered(narrow, (0, "x"))

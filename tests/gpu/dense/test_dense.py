@@ -125,6 +125,49 @@ def test_random_cases_on_the_host(host_op, dtype, supported):
         case.check(results, adds_bias=bool(supported & 4))
 
 
+@pytest.mark.needs("cudnn")
+@pytest.mark.parametrize(
+    ("milliseconds", "algo", "expected"),
+    [
+        ((4, 3.95, 1, 2), "time_once", 2),
+        ((4, 3.95, -1, 5), "time_once", 0),  # not faster by enough; the third fails
+        ((-1, 5, 3), "time_once", 2),
+        ((4, 3), "guess_once", 0),
+    ],
+)
+def test_the_fastest_algorithm_is_selected_once(host_op, milliseconds, algo, expected):
+    library = host_op._library
+    # A device of its own, since the process keeps plans.
+    device = 100 + sum(map(ord, f"{milliseconds}{algo}"))
+    x, w = np.zeros((1024, 1024), "float32"), np.zeros((1024, 1024), "float32")
+    op = GpuDense("gelu", allow_tf32=False, algo=algo)
+    try:
+        library.set_durations((ctypes.c_double * len(milliseconds))(*milliseconds), len(milliseconds))
+        counts = []
+        for _ in range(2):
+            library.count_products()
+            host_op.run(op, x, w, device=device)
+            counts.append(library.count_products())
+            assert library.last_algorithm() == expected
+        assert counts[1] == 1
+        assert (counts[0] == 1) == (algo == "guess_once")
+    finally:
+        library.set_durations(None, 0)
+
+
+@pytest.mark.needs("cudnn")
+def test_small_products_are_not_timed(host_op):
+    library = host_op._library
+    try:
+        library.set_durations((ctypes.c_double * 2)(4, 1), 2)
+        library.count_products()
+        op = GpuDense("gelu", allow_tf32=False, algo="time_once")
+        host_op.run(op, np.zeros((64, 64), "float32"), np.zeros((64, 64), "float32"), device=99)
+        assert library.count_products() == 1
+    finally:
+        library.set_durations(None, 0)
+
+
 @pytest.mark.needs("nvrtc")
 def test_gpu_compiler():
     for dtype in DTYPES:

@@ -116,9 +116,17 @@ int64_t dnnops_cudnn_workspace_bytes(int64_t device);
 int64_t dnnops_cudnn_replays(void);
 const char *dnnops_cudnn_replay_failure(void);
 
+/* How a matrix product is computed. */
+typedef enum dnnops_product_setting {
+  DNNOPS_PRODUCT_TF32 = 1,   /* float32 numbers may be rounded to TF32 */
+  DNNOPS_PRODUCT_TIMED = 2,  /* the first call times several algorithms of cuBLASLt */
+  DNNOPS_PRODUCT_VERBOSE = 4 /* and prints which it selects */
+} dnnops_product_setting;
+
 /* output = alpha * inputs[0] inputs[1] + beta * output. The axes are batch, row and column; a batch may have the
- * stride 0. The rows or the columns of each input must be contiguous, and the rows of the output. */
-int dnnops_cudnn_product(const dnnops_context *context, int64_t allow_tf32, double alpha, double beta,
+ * stride 0. The rows or the columns of each input must be contiguous, and the rows of the output. `settings` is a sum of
+ * `dnnops_product_setting`. */
+int dnnops_cudnn_product(const dnnops_context *context, int64_t settings, double alpha, double beta,
                          const dnnops_tensor *inputs, dnnops_tensor *output);
 
 /* Record the work of a stream as a CUDA graph; the stream must not be the default one. If `executable` is null, what

@@ -41,6 +41,12 @@ struct Graph {
 
 }  // namespace
 
+bool is_capturing(void *stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  DNNOPS_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 }  // namespace dnnops
 
 DNNOPS_EXPORT int dnnops_cudnn_capture_begin(void *stream) {

@@ -17,6 +17,9 @@ struct Handle {
 // This thread's handle for a device, created on first use and set to the stream.
 Handle &handle_for(int64_t device, void *stream);
 
+// Whether work on this stream is being captured into a CUDA graph.
+bool is_capturing(void *stream);
+
 // Makes a device current, and restores the previous one at the end.
 class DeviceGuard {
  public:

@@ -117,12 +117,6 @@ Choice timed_choice(const Choosing &choosing, PlanBuilder &builder, Refusals &re
 
 }  // namespace
 
-bool is_capturing(void *stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  DNNOPS_CHECK(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
 bool is_timed(int64_t policy) { return policy == POLICY_TIME_ONCE || policy == POLICY_TIME_ON_SHAPE_CHANGE; }
 
 Choice choose_plan(const Choosing &choosing, int64_t policy, const PlanSpec &spec) {

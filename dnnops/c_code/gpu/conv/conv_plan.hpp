@@ -249,8 +249,6 @@ struct Choice {
 // Selects the plan for a policy. Throws with the reasons if there is none.
 Choice choose_plan(const Choosing &choosing, int64_t policy, const PlanSpec &spec);
 bool is_timed(int64_t policy);
-// Whether work on this stream is being captured into a CUDA graph.
-bool is_capturing(void *stream);
 
 }  // namespace dnnops
 #endif

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <tuple>
 
-#include "../conv/conv_plan.hpp"
 
 namespace dnnops {
 

@@ -5,8 +5,7 @@
 #include <string>
 
 #include "../../common/lru_cache.hpp"
-
-#include "../conv/conv_plan.hpp"
+#include "../base/descriptor.hpp"
 
 namespace dnnops {
 

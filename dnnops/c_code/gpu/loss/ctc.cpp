@@ -5,7 +5,6 @@
 
 #include <climits>
 
-#include "../conv/conv_plan.hpp"
 #include "ctc_params.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "../base/tensor.hpp"

@@ -67,9 +67,9 @@ void read_kernel(PyObject *tuple, KernelStep &step) {
   }
 }
 
-// (allow_tf32, alpha, alpha_place, beta, beta_place, three of (place, offset, dtype, shape, strides))
+// (settings, alpha, alpha_place, beta, beta_place, three of (place, offset, dtype, shape, strides))
 void read_product(PyObject *tuple, ProductStep &step) {
-  step.allow_tf32 = integer(tuple, 0);
+  step.settings = integer(tuple, 0);
   step.alpha = real(tuple, 1);
   step.alpha_place = integer(tuple, 2);
   step.beta = real(tuple, 3);

@@ -79,7 +79,7 @@ struct KernelStep {
 };
 
 struct ProductStep {
-  int64_t allow_tf32 = 0;
+  int64_t settings = 0;  // a sum of dnnops_product_setting
   double alpha = 1, beta = 0;
   int64_t alpha_place = -1, beta_place = -1;  // the operand on the host that is the factor in each call, or -1
   int64_t places[3], offsets[3];

@@ -253,7 +253,7 @@ int run_product(const PreparedThunk &thunk, const ProductStep &step, void *strea
   std::memcpy(tensors, step.tensors, sizeof tensors);
   for (int k = 0; k < 3; ++k) tensors[k].data = thunk.addresses[step.places[k]] + step.offsets[k];
   const dnnops_context context = {nullptr, stream, thunk.device};
-  return dnnops_cudnn_product(&context, step.allow_tf32, step.alpha, step.beta, tensors, &tensors[2]);
+  return dnnops_cudnn_product(&context, step.settings, step.alpha, step.beta, tensors, &tensors[2]);
 }
 
 int run_kernel(KernelStep &step, void *stream) {

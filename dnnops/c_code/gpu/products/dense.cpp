@@ -13,7 +13,7 @@ namespace dnnops {
 namespace {
 
 struct DenseWords {
-  int64_t allow_tf32, activation, has_bias, has_addend;
+  int64_t settings, activation, has_bias, has_addend;
   static const char *op() { return "GpuDense"; }
   int input_count() const { return static_cast<int>(2 + has_bias + has_addend); }
 };
@@ -117,16 +117,17 @@ void run(const OpCall<DenseWords> &call) {
   const Operand result = matrix_of(out), addend = of.addend ? matrix_of(*of.addend) : result;
   if (addend.transposed) fail(DNNOPS_NOT_SUPPORTED, "the rows of the addend are not contiguous");
   const double beta = of.addend ? 1 : 0;
+  const bool verbose = words.settings & DNNOPS_PRODUCT_VERBOSE;
   ProductArrays arrays = {of.w->data, of.x->data, of.addend ? of.addend->data : out.data, out.data};
   ProductKey key;
   std::memset(&key, 0, sizeof key);
-  key = {call.context.device, out.dtype, words.allow_tf32, 1, matrix_of(*of.w), matrix_of(*of.x),
+  key = {call.context.device, out.dtype, words.settings & ~DNNOPS_PRODUCT_VERBOSE, 1, matrix_of(*of.w), matrix_of(*of.x),
          result,              addend,    epilogue_of(words, out.dtype), 1};
   if (of.bias) {
     arrays.bias = of.bias->data;
     key.bias_alignment = alignment_of(arrays.bias);
   }
-  if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays)) {
+  if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays, verbose)) {
     if (finishes(words, out.dtype)) finish(call, handle, false, false);
     return;
   }
@@ -134,7 +135,7 @@ void run(const OpCall<DenseWords> &call) {
     arrays.bias = nullptr;
     key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     key.bias_alignment = 1;
-    if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays))
+    if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays, verbose))
       return finish(call, handle, false);
   }
   fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt has no algorithm");

@@ -23,7 +23,7 @@ void check_shapes(const dnnops_tensor *inputs, const dnnops_tensor &output) {
 
 }  // namespace dnnops
 
-DNNOPS_EXPORT int dnnops_cudnn_product(const dnnops_context *context, int64_t allow_tf32, double alpha, double beta,
+DNNOPS_EXPORT int dnnops_cudnn_product(const dnnops_context *context, int64_t settings, double alpha, double beta,
                                        const dnnops_tensor *inputs, dnnops_tensor *output) {
   using namespace dnnops;
   return guarded("matrix product", inputs, 2, [&] {
@@ -32,14 +32,14 @@ DNNOPS_EXPORT int dnnops_cudnn_product(const dnnops_context *context, int64_t al
     if (result.transposed) fail(DNNOPS_NOT_SUPPORTED, "the rows of the result are not contiguous");
     ProductKey key;
     std::memset(&key, 0, sizeof key);
-    key = {context->device,        inputs[0].dtype,       allow_tf32, inputs[0].shape[0],
+    key = {context->device,        inputs[0].dtype,       settings & ~DNNOPS_PRODUCT_VERBOSE, inputs[0].shape[0],
            operand_of(inputs[1]), operand_of(inputs[0]), result,     result,
            CUBLASLT_EPILOGUE_DEFAULT, 1};
     const DeviceGuard guard(context->device);
     const Handle &handle = handle_for(context->device, context->stream);
     const auto plan = product_plan(key);
     const ProductArrays arrays = {inputs[1].data, inputs[0].data, output->data, output->data};
-    if (!plan->exists() || !plan->run(handle, alpha, beta, arrays))
+    if (!plan->exists() || !plan->run(handle, alpha, beta, arrays, settings & DNNOPS_PRODUCT_VERBOSE))
       fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt has no algorithm");
   });
 }

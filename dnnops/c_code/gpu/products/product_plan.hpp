@@ -1,8 +1,10 @@
-// Matrix products in cuBLASLt, each with the algorithm that its heuristic proposes.
+// Matrix products in cuBLASLt, each with the algorithm that its heuristic proposes first, or with the fastest of several.
 #ifndef DNNOPS_CUDNN_PRODUCT_PLAN_HPP
 #define DNNOPS_CUDNN_PRODUCT_PLAN_HPP
 
+#include <atomic>
 #include <memory>
+#include <vector>
 
 #include "../base/handle.hpp"
 #include "../base/matrix_product.hpp"
@@ -21,7 +23,7 @@ Operand operand_of(const dnnops_tensor &t);
 // Only 8-byte fields and no padding. In column-major order the result is the transpose, so the operands have swapped
 // places.
 struct ProductKey {
-  int64_t device, dtype, allow_tf32, batches;
+  int64_t device, dtype, settings, batches;  // settings: DNNOPS_PRODUCT_TF32 and DNNOPS_PRODUCT_TIMED
   Operand left, right, result;
   Operand addend;    // the result, unless the sum is written elsewhere
   int64_t epilogue;  // a cublasLtEpilogue_t
@@ -39,17 +41,30 @@ class ProductPlan {
  public:
   explicit ProductPlan(const ProductKey &key);
   // Whether cuBLASLt has an algorithm.
-  bool exists() const { return exists_; }
-  // result = epilogue(alpha left right + beta addend). Returns false if cuBLASLt refuses the arrays after all.
-  bool run(const Handle &handle, double alpha, double beta, const ProductArrays &arrays) const;
+  bool exists() const { return !algorithms_.empty(); }
+  // result = epilogue(alpha left right + beta addend). Returns false if cuBLASLt refuses the arrays after all. The first
+  // run may time the algorithms.
+  bool run(const Handle &handle, double alpha, double beta, const ProductArrays &arrays, bool verbose) const;
 
  private:
+  struct Algorithm {
+    cublasLtMatmulAlgo_t words;
+    int64_t workspace;
+  };
+
+  cublasStatus_t launch(const Algorithm &algorithm, const Handle &handle, double alpha, double beta,
+                        const ProductArrays &arrays) const;
+  // The index of the algorithm to use.
+  int choose(const Handle &handle, double alpha, double beta, const ProductArrays &arrays, bool verbose) const;
+  int find_fastest(const Handle &handle, double alpha, double beta, const ProductArrays &arrays, bool verbose) const;
+  void report(const std::vector<double> &times, int chosen) const;
+
   cublasLtHandle_t cublaslt_;
-  int64_t dtype_, workspace_ = 0;
+  ProductKey key_;
   Operation operation_;
   MatrixLayout left_, right_, addend_, result_;
-  cublasLtMatmulAlgo_t algorithm_;
-  bool exists_ = false;
+  std::vector<Algorithm> algorithms_;  // as the heuristic orders them
+  mutable std::atomic<int> chosen_{-1};  // -1 before the first run
 };
 
 // The plan for a key, which the process keeps.

@@ -2,7 +2,6 @@
 #include "../../common/dropout_problem.hpp"
 #include "../../common/op.hpp"
 
-#include "../conv/conv_plan.hpp"
 #include "../base/handle.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "../base/merged_axes.hpp"

@@ -9,7 +9,6 @@
 #include "../../common/lru_cache.hpp"
 
 #include "../kernels/cache.hpp"
-#include "../conv/conv_plan.hpp"
 #include "rnn.hpp"
 #include "rnn_sample.hpp"
 #include "rnn_times.hpp"

@@ -6,7 +6,6 @@
 
 #include "../../common/lru_cache.hpp"
 
-#include "../conv/conv_plan.hpp"
 #include "rnn.hpp"
 
 namespace dnnops::rnn {
