@@ -30,6 +30,24 @@ class DnnLibraryError(DnnError, RuntimeError):
     """Raised when a library call fails; the message gives the call, the status and its text."""
 
 
+class DnnCompileError(DnnLibraryError):
+    """Raised when a CUDA kernel does not compile; the message gives the log and the source.
+
+    A kernel that the runtime library requests raises `DnnNotSupportedError` with this text, since
+    another plan may do without it.
+    """
+
+    def name_node(self, node: Any) -> None:
+        """Let the message begin with the Op that needs the kernel, and add a note with its node.
+
+        Parameters
+        ----------
+        node : Apply
+        """
+        self.args = (f"{node.op}: {self}",)
+        self.add_note(f"Apply node that needs the kernel: {node}")
+
+
 class DnnMemoryError(DnnError, MemoryError):
     """Raised when memory runs out, even after freeing caches and trying smaller workspaces."""
 

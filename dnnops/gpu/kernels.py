@@ -11,6 +11,7 @@ import hashlib
 from functools import cache
 from typing import Any
 
+from dnnops.errors import DnnError
 from dnnops.gpu.base import interrupt_later
 from dnnops.runtime.build import CUDNN, c_code_dir
 from dnnops.runtime.headers import GPU, callback
@@ -151,15 +152,6 @@ def kernels_version() -> str:
     return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
 
-@cache
-def _module(program: str, options: str) -> Any:
-    import cupy
-
-    return cupy.RawModule(
-        code=kernel_source(program), options=tuple(options.split()), backend="nvrtc"
-    )
-
-
 # The library keeps the addresses, so keep the modules loaded even after cupy.clear_memo().
 _functions: list[Any] = []
 
@@ -171,16 +163,20 @@ def _get_kernel(
     try:
         import cupy
 
+        from dnnops.gpuarray.compiling import compiled_kernel
+
         with cupy.cuda.Device(device):
-            kernel = _module(program.decode(), options.decode()).get_function(name.decode())
-            function = kernel.kernel
+            source, given = kernel_source(program.decode()), tuple(options.decode().split())
+            function = compiled_kernel(source, name.decode(), given).kernel
             _functions.append(function)
             return function.ptr
     except BaseException as error:  # if it escaped, C code would get an arbitrary address
         if isinstance(error, KeyboardInterrupt):
             interrupt_later()
-        text = f"{type(error).__name__}: {error}".encode()[: capacity - 1]
-        ctypes.memmove(reason, text + b"\0", len(text) + 1)
+        text = str(error) if isinstance(error, DnnError) else f"{type(error).__name__}: {error}"
+        # A character of several bytes is left out rather than cut.
+        words = text.encode()[: capacity - 1].decode(errors="ignore").encode()
+        ctypes.memmove(reason, words + b"\0", len(words) + 1)
         return None
 
 

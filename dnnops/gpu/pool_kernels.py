@@ -9,7 +9,7 @@ order gets the gradient, as in `dnnops.nnet.pool.op`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import starmap
 from math import prod
 from typing import Any, ClassVar, NamedTuple
@@ -163,13 +163,6 @@ def pool_launch(
     )
 
 
-@cache
-def _module(options: tuple[str, ...]) -> Any:
-    import cupy
-
-    return cupy.RawModule(code=kernel_source("pool"), options=options, backend="nvrtc")
-
-
 class GpuPoolOperands(ModePoolBase):
     """Mixin that builds the nodes of pooling Ops with data operands on a device."""
 
@@ -209,6 +202,9 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
     def _launch(self, node: Apply, img_shape: Any, vectors: Any, arrays: Any) -> Any:
         import cupy
 
+        # Imported here because only nodes that run need it.
+        from dnnops.gpuarray.compiling import compiled_kernel
+
         dtype = node.outputs[0].type.dtype
         ws, stride, pad = (tuple(v.tolist()) for v in vectors)
         _, top_shape = self.check_shapes([a.shape for a in arrays], ws, stride, pad)
@@ -223,7 +219,7 @@ class GpuKernelPool(GpuOp, GpuPoolOperands):
         read = [cupy.ascontiguousarray(a) for a in self._read(arrays)]
         struct = launch.struct.copy()
         struct["words"][0, :3] = read[0].data.ptr, read[-1].data.ptr, out.data.ptr
-        function = _module(launch.options).get_function(launch.kernel)
+        function = compiled_kernel(kernel_source("pool"), launch.kernel, launch.options)
         # CuPy passes a NumPy array of one element by value.
         function((launch.blocks,), (_THREADS,), (struct,))
         return out

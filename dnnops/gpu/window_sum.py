@@ -28,18 +28,10 @@ _BLOCK = 256
 KERNEL_NAMES = ("window_sum_kernel<float>", "window_sum_kernel<double>")
 
 
+@cache
 def kernel_source() -> str:
     """Return the CUDA source of the kernel."""
     return (c_code_dir() / "gpu/norm/window_sum.cuh").read_text(encoding="utf-8")
-
-
-@cache
-def _module() -> Any:
-    import cupy
-
-    return cupy.RawModule(
-        code=kernel_source(), options=("-std=c++17",), name_expressions=KERNEL_NAMES
-    )
 
 
 @implements(
@@ -63,11 +55,14 @@ class GpuWindowSum(GpuOp, WindowSum):
     def compute(self, node: Apply, x: Any) -> Any:
         import cupy
 
+        # Imported here because only nodes that run need it.
+        from dnnops.gpuarray.compiling import compiled_kernel
+
         dtype = node.outputs[0].type.dtype
         wide = "float64" if dtype == "float64" else "float32"
         x = cupy.ascontiguousarray(x, dtype=wide)
         before, after = window_sides(self.n)[::-1] if self.backward else window_sides(self.n)
-        kernel = _module().get_function(KERNEL_NAMES[wide == "float64"])
+        kernel = compiled_kernel(kernel_source(), KERNEL_NAMES[wide == "float64"])
         for axis in self.axes:
             if x.size == 0:
                 break

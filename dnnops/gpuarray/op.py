@@ -18,7 +18,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.errors import DnnTypeError
+from dnnops.errors import DnnCompileError, DnnTypeError
 from dnnops.gpuarray.device import is_current, on_device
 from dnnops.gpuarray.type import GpuArrayType
 
@@ -146,11 +146,15 @@ class GpuOp(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         """Run :meth:`compute` on the node's device."""
         device = self.node_device(node)
-        if is_current(device):
-            results = self.compute(node, *inputs)
-        else:
-            with on_device(device):
+        try:
+            if is_current(device):
                 results = self.compute(node, *inputs)
+            else:
+                with on_device(device):
+                    results = self.compute(node, *inputs)
+        except DnnCompileError as error:
+            error.name_node(node)
+            raise
         if not isinstance(results, tuple):
             results = (results,)
         for storage, result in zip(output_storage, results, strict=True):

@@ -134,14 +134,12 @@ class Kernels:
 
     def get(self, device: int, value: int, kernel: str) -> Any:
         """Return a CuPy kernel for a device and a value of the macro."""
-        import cupy
+        # Imported here because only nodes that run need it.
+        from dnnops.gpuarray.compiling import compiled_kernel
 
         key = (device, value, kernel)
         if key not in self._kernels:
-            module = cupy.RawModule(
-                code=reduction_source(self.arithmetic, self.name),
-                options=("-std=c++17", f"-D{self.macro}={value}"),
-                backend="nvrtc",
-            )
-            self._kernels[key] = module.get_function(kernel)
+            source = reduction_source(self.arithmetic, self.name)
+            options = ("-std=c++17", f"-D{self.macro}={value}")
+            self._kernels[key] = compiled_kernel(source, kernel, options)
         return self._kernels[key]

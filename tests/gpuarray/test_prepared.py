@@ -14,10 +14,11 @@ from pytensor.tensor.basic import Alloc
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.dtypes import numpy_dtype
-from dnnops.errors import DnnLibraryError, DnnMemoryError, DnnValueError
+from dnnops.errors import DnnCompileError, DnnLibraryError, DnnMemoryError, DnnValueError
 from dnnops.explanation.graph import library_of
 from dnnops.gpuarray import GpuArrayType, reduction
 from dnnops.gpuarray.basic import GpuAlloc, GpuContiguous, GpuDimShuffle, GpuJoin
+from dnnops.gpuarray.compiling import compiled_kernel
 from dnnops.gpuarray.elementwise import kernel as elementwise_kernel
 from dnnops.gpuarray.elementwise import step
 from dnnops.gpuarray.elementwise.packed import merged_axes
@@ -28,6 +29,7 @@ from dnnops.gpuarray.prepared import thunk as native
 from dnnops.gpuarray.prepared.cache import prepared_call
 from dnnops.gpuarray.prepared.call import PreparedCall
 from dnnops.runtime.keeping import results_not_kept
+from tests.gpuarray.broken_kernels import HostModule, broken
 from tests.gpuarray.graphs import GPU_MODE, assert_near, compare, to_device
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
 from tests.needs import missing
@@ -472,6 +474,33 @@ def test_errors_name_the_node(device):
     finally:
         device.library.fail_with(0)
     np.testing.assert_allclose(host_value(f(three, three)[0]), np.full(3, np.e), rtol=1e-6)
+
+
+@pytest.mark.needs("nvrtc")
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_kernel_that_does_not_compile(device, monkeypatch, prepared):
+    """The exception names the Op and its node, whether C or Python runs the node."""
+    import cupy
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cupy, "RawModule", HostModule)
+        patched.setattr(
+            elementwise_kernel, "_compiled", lambda kernel: compiled_kernel(kernel.source(), "e")
+        )
+        with pytensor.config.change_flags(dnn__prepared_calls=prepared):
+            f = vector_function(lambda x: [GpuElemwise(broken)(x)])
+        assert (elementwise_thunk(f).__class__ is native._NativeThunk) == prepared
+        for _ in range(2):
+            with pytest.raises(DnnCompileError) as raised:
+                f(device_array(np.ones(3, "float32")))
+            text = str(raised.value)
+            assert text.startswith("GpuElemwise{broken}: kernel e does not compile:\nline ")
+            assert text.count("GpuElemwise{broken}") == 1
+            assert 'error: identifier "missing_function" is undefined' in text
+            assert any("GpuElemwise{broken}(x)" in note for note in raised.value.__notes__)
+            assert_failed(f, "GpuElemwise")
+    g = vector_function(lambda x: [x * 17 + 1])
+    assert host_value(g(device_array(np.ones(3, "float32")))[0]).tolist() == [18] * 3
 
 
 def assert_in_python(device, f, reason):

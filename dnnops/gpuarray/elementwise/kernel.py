@@ -198,7 +198,7 @@ class ElementwiseKernel:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(kernel: ElementwiseKernel) -> Any:
-    import cupy
+    # Imported here because only nodes that run need it.
+    from dnnops.gpuarray.compiling import compiled_kernel
 
-    module = cupy.RawModule(code=kernel.source(), options=("-std=c++17",), backend="nvrtc")
-    return module.get_function(KERNEL_NAME)
+    return compiled_kernel(kernel.source(), KERNEL_NAME)

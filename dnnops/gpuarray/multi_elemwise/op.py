@@ -181,10 +181,10 @@ def _types(variables: Iterable[Any]) -> list[Any]:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(kernel: MultiKernel, device: int) -> Any:
-    import cupy
+    # Imported here because only nodes that run need it.
+    from dnnops.gpuarray.compiling import compiled_kernel
 
-    module = cupy.RawModule(code=kernel.source(), options=("-std=c++17",), backend="nvrtc")
-    return module.get_function(KERNEL_NAME)
+    return compiled_kernel(kernel.source(), KERNEL_NAME)
 
 
 @functools.cache

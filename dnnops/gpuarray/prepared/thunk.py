@@ -15,7 +15,7 @@ from typing import Any
 from pytensor.graph.basic import Apply
 
 from dnnops.config import flag_value
-from dnnops.errors import DnnUnavailableError
+from dnnops.errors import DnnCompileError, DnnUnavailableError
 from dnnops.gpuarray.prepared.cache import ARRAY, CONSTANT, prepared_call, roles
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.build import CUDNN
@@ -107,7 +107,11 @@ def native_thunk(node: Apply, storage_map: Any, compute_map: Any) -> Any:
 
     def prepare(inputs: list[Any]) -> Any:
         # The thunk has made the node's device the current one.
-        call = prepared_call(node, inputs)
+        try:
+            call = prepared_call(node, inputs)
+        except DnnCompileError as error:
+            error.name_node(node)
+            raise
         try:
             return None if call is None else call.encoded()
         except Exception as error:

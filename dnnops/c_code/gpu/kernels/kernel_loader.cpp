@@ -105,7 +105,7 @@ Kernel load_kernel(const Handle &handle, const char *program, const char *name, 
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "its kernel is not loaded, and cannot be while a CUDA graph is captured");
   // No lock is held, because this has to wait for the GIL.
-  char reason[2048] = "";
+  char reason[4096] = "";
   void *const function = get_kernel.load()(program, name, options.c_str(), handle.device, reason, sizeof reason);
   if (!function) throw Error(DNNOPS_NOT_SUPPORTED, std::string("its kernel cannot be compiled: ") + reason);
   allow_all_shared_memory(function, handle.device);
