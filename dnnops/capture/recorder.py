@@ -14,9 +14,10 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from dnnops.capture.aliases import is_same, overlaps, require_apart
-from dnnops.capture.graph import Graph, Staging, recorded
+from dnnops.capture.graph import Graph, recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
+from dnnops.capture.replay import Replay, Upload
 from dnnops.capture.schedule import Role, Schedule
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
@@ -35,7 +36,7 @@ class Captured:
     Attributes
     ----------
     graph : Graph
-        What to launch.
+        What is launched.
     pool : Pool
         Memory of its results and of workspaces. What is freed during the capture is used again by
         later nodes.
@@ -45,8 +46,8 @@ class Captured:
         The arrays of shared variables, and copies of arguments.
     numbers : dict of Variable to cupy.ndarray
         Where elementwise nodes read host numbers.
-    uploads : list of tuple
-        Storage of each host value that is copied to the device before the launch, and its staging.
+    uploads : list of Upload
+        The host values that are copied to the device before the launch.
     results : list of tuple
         Storage and value of each result that host nodes after the graph, or the caller, read.
     outputs : list of cupy.ndarray
@@ -58,6 +59,8 @@ class Captured:
         Storage of inputs that get the value of an output, and the position of the output.
     written : list
         Storage of results of nodes on the host and of what they read, released after a call.
+    replay : Replay
+        The launch and the copies before and after it.
     """
 
     graph: Graph
@@ -66,13 +69,14 @@ class Captured:
     shared: list[Any]
     arguments: list[Any]
     numbers: dict[Variable, Any] = field(default_factory=dict)
-    uploads: list[tuple[Cell, Staging]] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
     results: list[tuple[Cell, Any]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     copied: list[int] = field(default_factory=list)
     on_host: list[int] = field(default_factory=list)
     updates: list[tuple[Cell, int]] = field(default_factory=list)
     written: list[Cell] = field(default_factory=list)
+    replay: Replay = field(init=False)
 
 
 class Recorder:
@@ -258,6 +262,13 @@ class Recorder:
         _clear(self._results, keep=Role.BEFORE)
         if not is_trial:
             captured.graph = recording.graph
+            captured.replay = Replay(
+                captured.graph,
+                list(zip(cells, values, arguments, strict=True)),
+                captured.uploads,
+                captured.outputs,
+                captured.copied,
+            )
         return captured
 
     def _record(self, captured: Captured) -> None:
@@ -304,9 +315,9 @@ class Recorder:
         import cupy
 
         with captured.upload_pool.used():
-            staging = Staging(cupy.empty(cell[0].shape, cell[0].dtype))
-        captured.uploads.append((cell, staging))
-        return staging.target
+            upload = Upload(cell, cupy.empty(cell[0].shape, cell[0].dtype))
+        captured.uploads.append(upload)
+        return upload.target
 
     @contextmanager
     def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:

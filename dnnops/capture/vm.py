@@ -114,7 +114,11 @@ class CapturingVM:
             self._running.release()
 
     def _run_or_capture(self) -> list[Any]:
-        signature = self._signature()
+        # Shared variables rarely get other arrays, so their shapes are compared only then.
+        last = self._last
+        if last is not None and not self._has_arrays_of(last[0]):
+            last = None
+        signature = self._signature(last[1] if last else self._number_of_shapes())
         seen = self._seen.get(signature, 0)
         if seen < ORDINARY_CALLS:
             if len(self._seen) >= KEPT_SIGNATURES:
@@ -122,36 +126,38 @@ class CapturingVM:
             self._seen[signature] = seen + 1
             return self.vm()
         if is_current(self._device):
-            return self._run_captured(signature)
+            return self._run_captured(signature, last)
         with on_device(self._device):
-            return self._run_captured(signature)
+            return self._run_captured(signature, last)
 
-    def _run_captured(self, signature: Any) -> list[Any]:
-        """Replay the graph for a signature, or capture it first. The device is the current one."""
+    def _run_captured(self, signature: Any, last: tuple[Captured, int] | None) -> list[Any]:
+        """Replay the graph for a signature, or capture it first. The device is the current one.
+
+        `last` is what was launched last, if shared variables still have its arrays.
+        """
         for position, thunk in self._before:
             self._run(position, thunk)
         key = (signature, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))
-        captured = self._bound(key) or self._captured(key)
+        captured = self._found(key, last) or self._captured(key)
         if captured is None:
             return self._run_rest()
         self._last = captured, signature[0]
         return self._replay(captured)
 
-    def _signature(self) -> Any:
-        """Return what stands for the shapes and strides of all inputs."""
-        # Shared variables rarely get other arrays, so their shapes are compared only then.
-        if self._last is not None and self._has_arrays_of(self._last[0]):
-            number = self._last[1]
-        else:
-            arrays = [cell[0] for cell in self._shared_cells]
-            number = self._number_of(tuple([(a.shape, a.strides) for a in arrays]))
+    def _signature(self, number: int) -> Any:
+        """Return what stands for the shapes and strides of all inputs.
+
+        `number` stands for those of shared variables.
+        """
         return (
             number,
             tuple([(cell[0].shape, cell[0].strides) for cell in self._argument_cells]),
             tuple([cell[0].shape for cell in self._host_cells]),
         )
 
-    def _number_of(self, shapes: Any) -> int:
+    def _number_of_shapes(self) -> int:
+        """Return a number for the shapes and strides of shared variables."""
+        shapes = tuple([(cell[0].shape, cell[0].strides) for cell in self._shared_cells])
         if shapes not in self._shapes and len(self._shapes) >= KEPT_SIGNATURES:
             self._shapes.clear()
             self._seen.clear()
@@ -167,37 +173,26 @@ class CapturingVM:
         """Return whether shared variables have the arrays that a graph reads."""
         return all(map(is_, [cell[0] for cell in self._shared_cells], captured.shared))
 
-    def _bound(self, key: Any) -> Captured | None:
-        """Return the graph for a signature, after copying arguments to where it reads them."""
+    def _found(self, key: Any, last: tuple[Captured, int] | None) -> Captured | None:
+        """Return the graph for a signature if it reads the arrays of the shared variables."""
         captured = self._graphs.get(key)
         if captured is None:
             return None
-        if not self._has_arrays_of(captured):
+        if not (last and captured is last[0]) and not self._has_arrays_of(captured):
             # The value of a shared variable was set: the graph would read the former array.
             del self._graphs[key]
             self._last = None
             return None
         self._graphs.move_to_end(key)
-        for cell, own in zip(self._argument_cells, captured.arguments, strict=True):
-            if cell[0] is not own:
-                own[...] = cell[0]
         return captured
 
     def _replay(self, captured: Captured) -> list[Any]:
-        import cupy
-
-        stream = cupy.cuda.get_current_stream()
-        for cell, staging in captured.uploads:
-            staging.copy(cell[0], stream)
-        captured.graph.launch(stream.ptr)
+        outputs = captured.replay.run()
         self.replays += 1
         for cell, value in captured.results:
             cell[0] = value
         for position, thunk in self._after:
             self._run(position, thunk)
-        outputs = captured.outputs.copy()
-        for position in captured.copied:
-            outputs[position] = outputs[position].copy()
         for position in captured.on_host:
             outputs[position] = self._output_cells[position][0]
         for cell, position in captured.updates:

@@ -333,7 +333,7 @@ def test_a_capture_that_fails(monkeypatch):
 
     x, w = pt.fvector(), shared(normal(4))
     f = compiled([x], (x * w).sum(), updates=[(w, (w + 1).transfer("cuda"))])
-    monkeypatch.setattr(recorder, "Staging", fails)
+    monkeypatch.setattr(recorder, "Upload", fails)
     for i in range(6):
         before = value(w).copy()
         np.testing.assert_allclose(f(np.full(4, i, "float32")), i * before.sum(), rtol=1e-5)
@@ -356,7 +356,7 @@ def test_an_interrupted_capture(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, "Staging", interrupted)
+        patch.setattr(recorder, "Upload", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(batch)
     np.testing.assert_array_equal(value(w), before)

@@ -142,7 +142,9 @@ def test_the_fastest_algorithm_is_selected_once(host_op, milliseconds, algo, exp
     x, w = np.zeros((1024, 1024), "float32"), np.zeros((1024, 1024), "float32")
     op = GpuDense("gelu", allow_tf32=False, algo=algo)
     try:
-        library.set_durations((ctypes.c_double * len(milliseconds))(*milliseconds), len(milliseconds))
+        library.set_durations(
+            (ctypes.c_double * len(milliseconds))(*milliseconds), len(milliseconds)
+        )
         counts = []
         for _ in range(2):
             library.count_products()

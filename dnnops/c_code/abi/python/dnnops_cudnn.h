@@ -133,7 +133,18 @@ int dnnops_cudnn_product(const dnnops_context *context, int64_t settings, double
  * was recorded is discarded. `nodes` receives the number of kernels and copies. */
 int dnnops_cudnn_capture_begin(void *stream);
 int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes);
-int dnnops_cudnn_graph_launch(void *executable, void *stream);
+
+/* A copy between blocks of memory, of which one may be page-locked memory of the host. */
+typedef struct dnnops_copy {
+  void *to;
+  const void *from;
+  int64_t bytes;
+} dnnops_copy;
+
+/* Run the first `before` copies, a graph, and the `after` copies that follow, on a stream. The event `uploaded` is
+ * recorded before the graph, unless it is null. */
+int dnnops_cudnn_graph_replay(void *executable, const dnnops_copy *copies, int64_t before, int64_t after,
+                              void *uploaded, void *stream);
 void dnnops_cudnn_graph_destroy(void *executable);
 
 /* The operands must stay in place as long as the list is used. The output is overwritten. */

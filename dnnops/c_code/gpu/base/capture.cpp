@@ -1,4 +1,5 @@
 // Record what a stream runs as a CUDA graph, and run the graph.
+#include <algorithm>
 #include <vector>
 
 #include "descriptor.hpp"
@@ -73,9 +74,18 @@ DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **executable, int6
   });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_graph_launch(void *executable, void *stream) {
+DNNOPS_EXPORT int dnnops_cudnn_graph_replay(void *executable, const dnnops_copy *copies, int64_t before, int64_t after,
+                                            void *uploaded, void *stream) {
   return dnnops::guarded("CUDA graph", nullptr, 0, [&] {
-    DNNOPS_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable), static_cast<cudaStream_t>(stream)));
+    const cudaStream_t on = static_cast<cudaStream_t>(stream);
+    const auto run = [&](const dnnops_copy &copy) {
+      if (copy.bytes && copy.to != copy.from)
+        DNNOPS_CHECK(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, on));
+    };
+    std::for_each(copies, copies + before, run);
+    if (uploaded) DNNOPS_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(uploaded), on));
+    DNNOPS_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable), on));
+    std::for_each(copies + before, copies + before + after, run);
   });
 }
 
