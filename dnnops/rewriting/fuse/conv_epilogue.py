@@ -133,7 +133,6 @@ def _with_norm(node: Apply, norm: Apply) -> Pairs:
         node,
         FoundActivation(name, 0.0, None),
         filters=found.filters,
-        scale=found.scale,
         bias=found.bias,
         addend=addend,
     )

@@ -4,35 +4,35 @@
 epsilon)`` and ``bias = beta - mean * scale``. cuDNN computes a bias in the convolution's kernel,
 but a scale only in kernels that it compiles for each graph, so the filters are scaled. In mixed
 precision this costs nothing, because they are converted in each call anyway.
-
-In float16, scaled filters could leave the range of numbers, so the scale stays separate.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
-from pytensor.scalar import constant as scalar_constant
-from pytensor.scalar import get_scalar_type
-from pytensor.scalar.basic import Composite, sqrt
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnUnavailableError
 from dnnops.gpu.conv import GpuDnnConvBase
 from dnnops.gpu.fused.folded_filters import GpuFoldBatchNorm
 from dnnops.gpuarray.basic import GpuDimShuffle
-from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.gpuarray.variable import GpuArrayConstant
 
 __all__ = ["Folded", "MergeFolded", "fold"]
+
+#: Bytes of the scaled filters that one kernel writes, at most, unless those of a single convolution
+#: are more.
+_GROUP_BYTES = 2**24
 
 
 class Folded(NamedTuple):
@@ -41,15 +41,12 @@ class Folded(NamedTuple):
     Attributes
     ----------
     filters : Variable
-        Filters, scaled unless there is a scale.
-    scale : Variable or None
-        Factors of the channels, of shape ``(1, channels, 1...)``.
+        Scaled filters.
     bias : Variable
-        Summands of the channels, of the same shape.
+        Summands of the channels, of shape ``(1, channels, 1...)``.
     """
 
     filters: Any
-    scale: Any
     bias: Any
 
 
@@ -77,8 +74,6 @@ def fold(conv: Apply, norm: Apply) -> Folded | None:
     if len(dtypes) > 1 or any(x.type.broadcastable != of_channel for x in parameters):
         return None
     dtype = conv.outputs[0].type.dtype
-    if dtype == "float16":
-        return Folded(conv.inputs[1], *_scale_and_bias(parameters, float(epsilon.data)))
     filters = conv.inputs[1]
     if filters.owner is not None and isinstance(filters.owner.op, GpuCast):
         filters = filters.owner.inputs[0]
@@ -88,16 +83,7 @@ def fold(conv: Apply, norm: Apply) -> Folded | None:
     if all(isinstance(x, GpuArrayConstant) for x in operands):
         with suppress(DnnUnavailableError):  # bfloat16 constants need ml_dtypes
             scaled, bias = _of_constants(op, [x.host_data for x in operands], (scaled, bias))
-    return Folded(scaled, None, bias)
-
-
-def _scale_and_bias(parameters: list[Any], epsilon: float) -> list[Any]:
-    """Return both as results of one elementwise node."""
-    dtype = parameters[0].type.dtype
-    gamma, beta, mean, var = scalars = [get_scalar_type(dtype)() for _ in parameters]
-    scale = gamma / sqrt(var + scalar_constant(np.asarray(epsilon, dtype)))
-    formula = Composite(scalars, [scale, beta - mean * scale])
-    return GpuElemwise(formula).make_node(*parameters).outputs
+    return Folded(scaled, bias)
 
 
 def _of_constants(op: Any, values: list[np.ndarray], results: Any) -> list[Any]:
@@ -114,10 +100,11 @@ def _of_constants(op: Any, values: list[np.ndarray], results: Any) -> list[Any]:
 
 
 class MergeFolded(GraphRewriter):
-    """Fold all batch normalizations of parameters in one kernel for each dtype.
+    """Fold the batch normalizations of parameters in few kernels.
 
-    A kernel for each convolution would take longer to launch than to run. The scaled filters get
-    the memory format of the convolution's images, so that no plan has to copy them.
+    A kernel for each convolution would take longer to launch than to run, and one for all would
+    need memory for all scaled filters at once. They get the memory format of the convolution's
+    images, so that no plan has to copy them.
     """
 
     def apply(self, fgraph: FunctionGraph) -> None:
@@ -128,13 +115,30 @@ class MergeFolded(GraphRewriter):
                 filters, gamma = node.inputs[:2]
                 op = node.op.replace(memory_format=_memory_format(fgraph, node))
                 groups[op, filters.type.dtype, filters.type.device, gamma.type.dtype].append(node)
-        for (op, *_), nodes in groups.items():
-            merged: Any = op.replace(count=len(nodes))
-            old = [z for node in nodes for z in node.outputs]
-            new = merged.make_node(*(x for node in nodes for x in node.inputs)).outputs
-            copy_stack_trace(old, new)
-            pairs = list(zip(old, new, strict=True))
-            fgraph.replace_all(pairs, reason="merge_folded_batchnorm")
+        for (op, *_), found in groups.items():
+            for nodes in _parts(found):
+                merged: Any = op.replace(count=len(nodes))
+                old = [z for node in nodes for z in node.outputs]
+                new = merged.make_node(*(x for node in nodes for x in node.inputs)).outputs
+                copy_stack_trace(old, new)
+                pairs = list(zip(old, new, strict=True))
+                fgraph.replace_all(pairs, reason="merge_folded_batchnorm")
+
+
+def _parts(nodes: list[Apply]) -> Iterator[list[Apply]]:
+    """Divide nodes, in their order, by the size of their filters; unknown sizes count as 0."""
+    part: list[Apply] = []
+    total = 0
+    for node in nodes:
+        filters: Any = node.outputs[0].type
+        nbytes = 0 if None in filters.shape else prod(filters.shape) * filters.numpy_dtype.itemsize
+        if part and total + nbytes > _GROUP_BYTES:
+            yield part
+            part, total = [], 0
+        part.append(node)
+        total += nbytes
+    if part:
+        yield part
 
 
 def _is_parameter(x: Any) -> bool:

@@ -26,6 +26,7 @@ CASES = [
     ("float32", "float32", "bfloat16", True),
     ("float32", "float32", "float32", False),
     ("bfloat16", "float32", "bfloat16", True),
+    ("float16", "float16", "float16", True),
     ("float64", "float64", "float64", True),
 ]
 ITEMS = 4
@@ -69,34 +70,49 @@ class Launch(ctypes.Structure):
     ]
 
 
-@pytest.mark.needs("ml_dtypes")
-@pytest.mark.parametrize("case", CASES[:2])
-def test_kernel(case, tmp_path):
-    dtype, vector_dtype, out_dtype, last = case
+def run_on_host(folder, case, groups):
+    """Fold several convolutions on the host; return their scaled filters and biases."""
+    _, _, out_dtype, last = case
     kernels = {"fold_batchnorm": "FoldLaunch"}
-    library = compile_for_host(tmp_path, "fold_batchnorm", kernels, macros(case))
-    launch, blocks, kept = Launch(EPSILON, len(SHAPES)), 0, []
-    for item, shape in zip(launch.items, SHAPES, strict=False):
-        arrays = draw(shape, dtype, vector_dtype)
+    library = compile_for_host(folder, "fold_batchnorm", kernels, macros(case))
+    launch, blocks, kept = Launch(EPSILON, len(groups)), 0, []
+    for item, arrays in zip(launch.items, groups, strict=False):
+        shape = arrays["filters"].shape
         results = [np.zeros(s, numpy_dtype(out_dtype)) for s in (shape, shape[0])]
-        kept.append((arrays, results))
         for name, array in (*arrays.items(), *zip(("scaled", "bias"), results, strict=True)):
             setattr(item, name, array.ctypes.data)
         item.outputs, item.channels, item.positions = shape[0], shape[1], shape[2] * shape[3]
         item.per_block, item.first_block, item.transposes = 3, blocks, last
         blocks += -(-shape[0] // 3)
-    assert library.run_fold_batchnorm(ctypes.byref(launch), blocks, 64, 0) == 0
-    for arrays, (scaled, bias) in kept:
         if last:
-            n, c, *sizes = scaled.shape
-            scaled = scaled.reshape(n, *sizes, c).transpose(0, 3, 1, 2)
-        of_filters, of_bias = expected(arrays)
-        for got, wanted in ((scaled, of_filters), (bias, of_bias.ravel())):
-            assert_close(got.astype("float64"), wanted, bound=RELATIVE_ERROR[out_dtype])
+            n, c, *sizes = shape
+            results[0] = results[0].reshape(n, *sizes, c).transpose(0, 3, 1, 2)
+        kept.append(results)
+    assert library.run_fold_batchnorm(ctypes.byref(launch), blocks, 64, 0) == 0
+    return kept
+
+
+@pytest.mark.needs("ml_dtypes")
+@pytest.mark.parametrize("case", CASES[:2])
+def test_kernel(case, tmp_path):
+    groups = [draw(shape, *case[:2]) for shape in SHAPES]
+    for arrays, results in zip(groups, run_on_host(tmp_path, case, groups), strict=True):
+        for got, wanted in zip(results, expected(arrays), strict=True):
+            wanted = wanted.reshape(got.shape)
+            assert_close(got.astype("float64"), wanted, bound=RELATIVE_ERROR[case[2]])
+
+
+def test_filters_stay_finite_in_float16(tmp_path):
+    """A filter that float16 cannot hold would be infinite, and its product with 0 NaN."""
+    arrays = draw((4, 1, 1, 1), "float16", "float32")
+    arrays["filters"][:, 0, 0, 0] = [6e4, -6e4, np.inf, np.nan]
+    arrays["gamma"][:], arrays["var"][:] = 100, 1
+    ((scaled, _),) = run_on_host(tmp_path, ("float16", "float32", "float16", False), [arrays])
+    np.testing.assert_array_equal(scaled.ravel(), [65504, -65504, np.inf, np.nan])
 
 
 @pytest.mark.needs("nvrtc")
-@pytest.mark.parametrize("case", CASES[:1])
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]])
 def test_compiles_for_a_gpu(case):
     assert "fold_batchnorm" in compile_for_gpu("fold_batchnorm", macros(case))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from dnnops.gpu.fused.folded_filters import GpuFoldBatchNorm
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.rewriting.fuse import fold_batchnorm
 from tests.emulation import host_graphs
 from tests.gpuarray.graphs import ops, rewritten
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close
@@ -165,12 +167,11 @@ def test_batch_normalization_of_constants():
 
 
 def test_batch_normalization_in_float16():
-    """Filters are not scaled, since that could leave the range of numbers."""
     given = variables("float16")
     out = nnet.relu(normalized(given))
     fgraph = on_device(given, out)
     (op,) = fused(fgraph)
-    assert op.parts == ["scale", "bias"]
+    assert op.parts == ["bias"]
     check_values(fgraph, given, out, bound=2 * RELATIVE_ERROR["float16"])
 
 
@@ -317,8 +318,8 @@ INFERENCE = {
 }
 
 
-@pytest.mark.parametrize("name", INFERENCE)
-def test_inference(name):
+def inference_graph(name: str) -> FunctionGraph:
+    """Return the rewritten graph of a deep network with parameters on the device."""
     layers, sizes = InferenceLayers(), {**model_zoo.MODELS[name].sizes, "deep": 1}
     x = pt.tensor("x", dtype="float32", shape=(None, 3, 64, 64))
     out = model_zoo.MODELS[name].loss(layers, sizes, x, None)
@@ -328,7 +329,12 @@ def test_inference(name):
         if s is not x and s.type.ndim and s.name != "x" and hasattr(s, "get_value")
     }
     (out,) = pytensor.graph.clone_replace([out], [(s, host_from_gpu(v)) for s, v in moved.items()])
-    fgraph = rewritten([x, *moved.values()], [as_gpuarray_variable(out)], CUDNN)
+    return rewritten([x, *moved.values()], [as_gpuarray_variable(out)], CUDNN)
+
+
+@pytest.mark.parametrize("name", INFERENCE)
+def test_inference(name):
+    fgraph = inference_graph(name)
     found = Counter(ops(fgraph))
     for view in ("GpuDimShuffle", "GpuFromHost", "GpuElemwise", "GpuFoldBatchNorm"):
         found.pop(view, None)
@@ -337,6 +343,18 @@ def test_inference(name):
     assert [(op.count, op.memory_format) for op in folds] == [(found[FUSED], "channels_last")]
     # The division of the mean.
     assert len([n for n in fgraph.toposort() if isinstance(n.op, GpuElemwise)]) == 1
+
+
+def test_filters_are_folded_in_parts(monkeypatch):
+    """One kernel for all layers would need memory for all scaled filters at once."""
+    limit = 2**16
+    monkeypatch.setattr(fold_batchnorm, "_GROUP_BYTES", limit)
+    fgraph = inference_graph("resnet")
+    folds = [n for n in fgraph.toposort() if isinstance(n.op, GpuFoldBatchNorm)]
+    assert sum(n.op.count for n in folds) == len(fused(fgraph))
+    sizes = [[4 * prod(z.type.shape) for z in n.outputs[::2]] for n in folds]
+    assert all(sum(of_part) <= limit or len(of_part) == 1 for of_part in sizes)
+    assert 1 < len(folds) < len(fused(fgraph))
 
 
 def test_training_of_vgg():

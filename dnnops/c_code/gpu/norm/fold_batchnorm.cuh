@@ -21,6 +21,16 @@ DEVICE double element(const void *vector, unsigned i) {
   return Of::acc(static_cast<const Of::Bits *>(vector)[i]);
 }
 
+// Finite numbers stay finite in float16, because an infinite filter times 0 would be NaN.
+template <class Acc>
+DEVICE Number<OUT_DTYPE>::Bits scaled_filter(Acc value) {
+  using Out = Number<OUT_DTYPE>;
+  const Acc LARGEST = 65504, INFINITE = INFINITY;
+  if (OUT_DTYPE == 2 && value > LARGEST && value < INFINITE) value = LARGEST;
+  if (OUT_DTYPE == 2 && value < -LARGEST && value > -INFINITE) value = -LARGEST;
+  return Out::bits((Out::Acc)value);
+}
+
 KERNEL void fold_batchnorm(GRID_CONSTANT const FoldLaunch launch) {
   wait_for_stream();
   using In = Number<FILTER_DTYPE>;
@@ -43,12 +53,12 @@ KERNEL void fold_batchnorm(GRID_CONSTANT const FoldLaunch launch) {
       UNROLL_4
       for (unsigned i = threadIdx.x; i < size; i += blockDim.x) {
         const unsigned position = i / item.channels, channel = i - position * item.channels;
-        to[i] = Out::bits((Out::Acc)(In::acc(from[channel * item.positions + position]) * factor));
+        to[i] = scaled_filter(In::acc(from[channel * item.positions + position]) * factor);
       }
     } else {
       UNROLL_4
       for (unsigned i = threadIdx.x; i < size; i += blockDim.x)
-        to[i] = Out::bits((Out::Acc)(In::acc(from[i]) * factor));
+        to[i] = scaled_filter(In::acc(from[i]) * factor);
     }
   }
 }
