@@ -27,6 +27,13 @@ _ATTENTION_TILES = (
     "gpu/attention/attention_tiles_mask.cuh",
 )
 
+_POOL_CELLS = (
+    "gpu/pool/pool_cells_params.hpp",
+    "gpu/kernels/kernel.cuh",
+    "gpu/kernels/numbers.cuh",
+    "gpu/pool/pool_cells.cuh",
+)
+
 #: Files of each program, relative to ``c_code``.
 _PROGRAMS = {
     "depthwise": (
@@ -109,11 +116,16 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/pool/pool_kernels.cuh",
     ),
-    "pool_cells": (
-        "gpu/pool/pool_cells_params.hpp",
-        "gpu/kernels/kernel.cuh",
-        "gpu/kernels/numbers.cuh",
-        "gpu/pool/pool_cells.cuh",
+    "pool_cells_forward": (
+        *_POOL_CELLS,
+        "gpu/pool/pool_lanes.cuh",
+        "gpu/pool/pool_cells_forward.cuh",
+    ),
+    "pool_cells_grad": (*_POOL_CELLS, "gpu/pool/pool_cells_grad.cuh"),
+    "pool_cells_overlap": (
+        *_POOL_CELLS,
+        "gpu/pool/pool_lanes.cuh",
+        "gpu/pool/pool_cells_overlap.cuh",
     ),
     "reduction": (
         "gpu/kernels/kernel.cuh",

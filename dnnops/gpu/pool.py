@@ -130,7 +130,8 @@ class GpuDnnPool(GpuDnnPoolBase):
     """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
     `x` has the shape (batch, channels, spatial...). The other operands are int64 vectors with an
-    entry for each spatial axis. See `GpuDnnPoolBase` for the parameters.
+    entry for each spatial axis. See `GpuDnnPoolBase` for the parameters. A dnnops kernel computes
+    the maxima of small windows on channels-last images.
     """
 
     operands = ("x",)
@@ -162,7 +163,7 @@ class GpuDnnPoolGrad(GpuDnnPoolBase):
 
     `out` is the pooling output; its values matter only for max pooling. `gz` is the gradient with
     respect to `out`. See `GpuDnnPoolBase` for the parameters. A dnnops kernel computes the gradient
-    of max pooling on channels-last images if the windows are small and do not overlap.
+    of max pooling on channels-last images if the windows are small.
     """
 
     operands = ("x", "maxout", "gz")

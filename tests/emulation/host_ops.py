@@ -93,6 +93,8 @@ class HostOp:
         Macros to define in addition to the dtype.
     sources : tuple of Path, optional
         Other C++ sources that the Op needs.
+    header : str, optional
+        Name of the header with the parameter struct. Default: that of the program.
     """
 
     def __init__(
@@ -105,9 +107,11 @@ class HostOp:
         dtypes: tuple[str, ...],
         macros: Mapping[str, int] | None = None,
         sources: tuple[Path, ...] = (),
+        header: str | None = None,
     ):
         cuda, cudnn = find_cuda(), find_cudnn()
-        text = f'#include "host_cuda.hpp"\n#include "{_source(f"{program}_params.hpp")}"\n'
+        header = header or f"{program}_params.hpp"
+        text = f'#include "host_cuda.hpp"\n#include "{_source(header)}"\n'
         text += "".join(
             _kernels_source(program, params, kernels, dtype, macros or {}) for dtype in dtypes
         )

@@ -1,10 +1,11 @@
-"""Run the max pooling gradient's kernel for channels-last images on the host."""
+"""Run the kernels of max pooling for channels-last images on the host."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from pytensor import config
@@ -22,10 +23,12 @@ _LAUNCH = """
 using dnnops::pool_cells;
 using dnnops::PoolProblem;
 
-// Returns the number of blocks, or 0 if the kernel does not support the problem.
-extern "C" unsigned describe(const PoolProblem *problem, int dtype, int item_bytes, char *options) {
-  const dnnops::PoolCells cells = pool_cells(*problem, dtype, item_bytes);
+// Returns the number of blocks, or 0 if the kernels do not support the problem.
+extern "C" unsigned describe(const PoolProblem *problem, int gradient, int dtype, int item_bytes,
+                             char *program, char *options) {
+  const dnnops::PoolCells cells = pool_cells(*problem, gradient, dtype, item_bytes);
   if (!cells.exist) return 0;
+  std::strcpy(program, cells.program);
   std::strcpy(options, cells.options.c_str());
   return cells.blocks;
 }
@@ -35,14 +38,28 @@ _ENTRY = """
 extern "C" int run_{number}(const PoolProblem *problem, int dtype, const void *x, const void *gz,
                             void *result, unsigned seed) {{
   const int item_bytes = (int)sizeof(configuration_{number}::Bits);
-  dnnops::PoolCells cells = pool_cells(*problem, dtype, item_bytes);
+  dnnops::PoolCells cells = pool_cells(*problem, gz != nullptr, dtype, item_bytes);
   cells.params.x = x;
   cells.params.gz = gz;
   cells.params.result = result;
-  return run_grid(configuration_{number}::max_pool_cells_grad, cells.params, cells.blocks,
+  return run_grid(configuration_{number}::{kernel}, cells.params, cells.blocks,
                   (unsigned)dnnops::CELL_THREADS, 0, seed);
 }}
 """
+
+#: The kernel of each program.
+KERNELS = {
+    "pool_cells_forward": "max_pool_cells",
+    "pool_cells_grad": "max_pool_cells_grad",
+    "pool_cells_overlap": "max_pool_overlap_grad",
+}
+
+
+class Configuration(NamedTuple):
+    """A program and the options that it is compiled with."""
+
+    program: str
+    options: str
 
 
 def _problem(case: PoolCase) -> ctypes.Array:
@@ -55,15 +72,11 @@ def _problem(case: PoolCase) -> ctypes.Array:
 
 
 class HostPoolCells:
-    """The launcher, and the kernel with several sets of compiler options."""
+    """The launcher, and the kernels in several configurations."""
 
-    def __init__(self, folder: Path, options: Iterable[str] = ()):
-        self._numbers = {given: i for i, given in enumerate(dict.fromkeys(options))}
-        # The launcher has included the struct already.
-        source = kernel_source("pool_cells").partition("#endif\n")[2]
-        text = _LAUNCH + "".join(
-            self._configuration(source, given, number) for given, number in self._numbers.items()
-        )
+    def __init__(self, folder: Path, configurations: Iterable[Configuration] = ()):
+        self._numbers = {given: i for i, given in enumerate(dict.fromkeys(configurations))}
+        text = _LAUNCH + "".join(self._source(given, i) for given, i in self._numbers.items())
         (folder / "cells.cpp").write_text(text)
         command = [config.cxx, "-std=c++17", "-O1", "-shared", "-fPIC"]
         # As on a device, an access to a misaligned address ends the process.
@@ -73,25 +86,37 @@ class HostPoolCells:
         self._library = ctypes.CDLL(str(folder / "cells.so"))
 
     @staticmethod
-    def _configuration(source: str, options: str, number: int) -> str:
-        given = [option.removeprefix("-D").split("=") for option in options.split()]
+    def _source(configuration: Configuration, number: int) -> str:
+        # The launcher has included the struct already.
+        source = kernel_source(configuration.program).partition("#endif\n")[2]
+        words = configuration.options.split()
+        given = [option.removeprefix("-D").split("=") for option in words]
         defines = "".join(f"#define {name} {value}\n" for name, value in given)
         undefine = "".join(f"#undef {name}\n" for name, _ in given)
-        entry = _ENTRY.format(number=number)
+        entry = _ENTRY.format(number=number, kernel=KERNELS[configuration.program])
         return f"{defines}namespace configuration_{number} {{\n{source}\n}}\n{entry}{undefine}"
 
-    def describe(self, case: PoolCase, dtype: str) -> tuple[int, str]:
-        """Return the blocks and compiler options of a launch; no blocks if cuDNN takes the case."""
-        options = ctypes.create_string_buffer(1024)
+    def describe(
+        self, case: PoolCase, dtype: str, gradient: bool = True
+    ) -> tuple[int, Configuration]:
+        """Return the blocks and configuration of a launch; no blocks if cuDNN takes the case."""
+        program, options = (ctypes.create_string_buffer(1024) for _ in range(2))
         item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-        blocks = self._library.describe(_problem(case), DTYPE_CODES[dtype], item, options)
-        return blocks, options.value.decode()
+        numbers = int(gradient), DTYPE_CODES[dtype], item
+        blocks = self._library.describe(_problem(case), *numbers, program, options)
+        return blocks, Configuration(program.value.decode(), options.value.decode())
 
     def run(
-        self, case: PoolCase, dtype: str, x: np.ndarray, gz: np.ndarray, out: np.ndarray, seed: int
+        self,
+        case: PoolCase,
+        dtype: str,
+        x: np.ndarray,
+        gz: np.ndarray | None,
+        out: np.ndarray,
+        seed: int,
     ) -> None:
-        """Run the kernel on arrays of bits in channels-last order."""
-        number = self._numbers[self.describe(case, dtype)[1]]
-        arrays = (ctypes.c_void_p(a.ctypes.data) for a in (x, gz, out))
+        """Run a kernel on arrays of bits in channels-last order; without `gz`, pool `x`."""
+        number = self._numbers[self.describe(case, dtype, gz is not None)[1]]
+        arrays = (ctypes.c_void_p(a if a is None else a.ctypes.data) for a in (x, gz, out))
         run = getattr(self._library, f"run_{number}")
         assert run(_problem(case), DTYPE_CODES[dtype], *arrays, ctypes.c_uint(seed)) == 0

@@ -132,10 +132,12 @@ void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
       all[i] = &tensors[i];
     }
     state.cells = {};
-    if (call.params.gradient && has_vectors(tensors[0]) && has_vectors(tensors[2]) && has_vectors(tensors[3]))
-      state.cells = pool_cells(problem, dtype, item_size(dtype));
+    // The kernels do not read the pooled image.
+    if (has_vectors(tensors[0]) && (call.params.gradient ? has_vectors(tensors[2]) && has_vectors(tensors[3])
+                                                         : has_vectors(tensors[1])))
+      state.cells = pool_cells(problem, call.params.gradient, dtype, item_size(dtype));
     if (state.cells.exist) {
-      state.kernel = load_kernel(handle, "pool_cells", "max_pool_cells_grad", state.cells.options);
+      state.kernel = load_kernel(handle, state.cells.program, state.cells.kernel, state.cells.options);
       return;
     }
     set_pooling(state, call, problem);
@@ -178,7 +180,7 @@ void run(const PoolCall &call) {
   if (state.cells.exist) {
     PoolCellsParams params = state.cells.params;
     params.x = call.inputs[0].data;
-    params.gz = call.inputs[2].data;
+    if (call.params.gradient) params.gz = call.inputs[2].data;
     params.result = output.data;
     void *arguments[] = {&params};
     launch_kernel(state.kernel, state.cells.blocks, CELL_THREADS, 0, context.stream, arguments);

@@ -1,13 +1,15 @@
-// The parameters of the kernel in pool_cells.cuh, which is compiled with this file, too.
+// The parameters of the kernels in pool_cells_*.cuh, which are compiled with this file, too.
 #ifndef DNNOPS_CUDNN_POOL_CELLS_PARAMS_HPP
 #define DNNOPS_CUDNN_POOL_CELLS_PARAMS_HPP
 
 struct PoolCellsAxis {
-  int image, top, cells, pad;
+  int image, top;
+  int cells;  // along the second axis, strips of cells
+  int pad;
 };
 
 struct PoolCellsParams {
-  const void *x, *gz;
+  const void *x, *gz;  // the second is for gradients
   void *result;
   PoolCellsAxis axes[3];  // an image with fewer spatial axes has unit axes before them
   unsigned vectors;       // of each pixel's channels
