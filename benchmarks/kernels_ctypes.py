@@ -11,7 +11,7 @@ import cupy
 
 from dnnops.runtime.find import find_cudnn
 
-__all__ = ["CudnnDropout", "CudnnMaxPoolGrad", "CutensorPermutation", "load_cutensor"]
+__all__ = ["CudnnDropout", "CudnnMaxPool", "CutensorPermutation", "load_cutensor"]
 
 #: ``cudnnDataType_t`` and ``cudaDataType_t``.
 CUDNN_TYPES = {"float32": 0, "float16": 2}
@@ -79,19 +79,19 @@ class CudnnDropout:
         self.cudnn("cudnnDropoutBackward", *self.arguments)
 
 
-class CudnnMaxPoolGrad:
-    """cuDNN's gradient of max pooling, without padding, of images with two spatial axes.
+class CudnnMaxPool:
+    """cuDNN's max pooling of images with two spatial axes, and its gradient.
 
     Parameters
     ----------
     x, pooled, gz : cupy.ndarray
-        Arrays of one memory format; it is also that of the result.
-    window : int
-        Length of the windows along both axes; they do not overlap.
+        Arrays of one memory format; it is also that of the results.
+    window, stride, pad : int
+        Length of the windows, their distance, and the padding, along both axes.
     """
 
-    def __init__(self, x: Any, pooled: Any, gz: Any, window: int) -> None:
-        self.arrays, self.window = (x, pooled, gz), window
+    def __init__(self, x: Any, pooled: Any, gz: Any, window: int, stride: int, pad: int) -> None:
+        self.arrays, self.geometry = (x, pooled, gz), (window, pad, stride)
 
     @cached_property
     def cudnn(self) -> _Library:
@@ -106,24 +106,44 @@ class CudnnMaxPoolGrad:
         return descriptor, _address(array)
 
     @cached_property
-    def arguments(self) -> tuple[Any, ...]:
-        """Arguments of the call, and the result."""
-        x, pooled, gz = self.arrays
-        self.out = cupy.empty_like(x)  # which keeps the memory format
+    def pooling(self) -> tuple[Any, Any]:
+        """Handle and descriptor of the pooling."""
         handle, pooling = ctypes.c_void_p(), ctypes.c_void_p()
         self.cudnn("cudnnCreate", ctypes.byref(handle))
         self.cudnn("cudnnCreatePoolingDescriptor", ctypes.byref(pooling))
-        size, propagates_nan = self.window, 1
-        words = (0, propagates_nan, size, size, 0, 0, size, size)
+        propagates_nan = 1
+        words = (0, propagates_nan, *(size for size in self.geometry for _ in range(2)))
         self.cudnn("cudnnSetPooling2dDescriptor", pooling, *words)
-        one, zero = (ctypes.byref(ctypes.c_float(value)) for value in (1, 0))
-        operands = (word for array in (pooled, gz, x) for word in self._described(array))
-        return (handle, pooling, one, *operands, zero, *self._described(self.out))
+        return handle, pooling
 
-    def __call__(self) -> Any:
-        """Compute the gradient."""
-        self.cudnn("cudnnPoolingBackward", *self.arguments)
+    def _arguments(self, out: Any, *arrays: Any) -> tuple[Any, ...]:
+        one, zero = (ctypes.byref(ctypes.c_float(value)) for value in (1, 0))
+        operands = (word for array in arrays for word in self._described(array))
+        return (*self.pooling, one, *operands, zero, *self._described(out))
+
+    @cached_property
+    def forward_arguments(self) -> tuple[Any, ...]:
+        """Arguments of `forward`; the last one is its result."""
+        x, pooled, _ = self.arrays
+        self.out = cupy.empty_like(pooled)  # which keeps the memory format
+        return self._arguments(self.out, x)
+
+    @cached_property
+    def backward_arguments(self) -> tuple[Any, ...]:
+        """Arguments of `backward`; the last one is its result."""
+        x, pooled, gz = self.arrays
+        self.gx = cupy.empty_like(x)
+        return self._arguments(self.gx, pooled, gz, x)
+
+    def forward(self) -> Any:
+        """Pool `x`."""
+        self.cudnn("cudnnPoolingForward", *self.forward_arguments)
         return self.out
+
+    def backward(self) -> Any:
+        """Compute the gradient with respect to `x`."""
+        self.cudnn("cudnnPoolingBackward", *self.backward_arguments)
+        return self.gx
 
 
 @cache

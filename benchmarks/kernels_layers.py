@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernels_ctypes import CudnnDropout, CudnnMaxPoolGrad
+from benchmarks.kernels_ctypes import CudnnDropout, CudnnMaxPool
 from benchmarks.kernels_gpu import FLOATS, Gpu, Row, Ways
 from dnnops.gpu import attention, pool, pool_kernels, softmax, spatial_transformer
 from dnnops.gpu.cross_entropy import GpuCrossEntropy, GpuCrossEntropyGrad
@@ -58,19 +58,29 @@ def _pool(mode: str, size: int, dtype: str, what: str, g: Gpu) -> Ways:
     return ways
 
 
-def _pool_cells(shape: tuple[int, ...], dtype: str, g: Gpu) -> Ways:
-    """Compute the gradient of max pooling with windows of 2x2 that do not overlap."""
+def _pool_cells(
+    shape: tuple[int, ...], window: tuple[int, int, int], dtype: str, gradient: bool, g: Gpu
+) -> Ways:
+    """Pool maxima of channels-last images; a window has a length, a stride and a padding."""
     x = g.values(shape, dtype, "channels_last")
-    sizes = ((2, 2), (2, 2), (0, 0))
-    pooled = g.call(pool.GpuDnnPool("max", 2, memory_format="channels_last"), x, *sizes)()
+    sizes = tuple((size, size) for size in window)
+    forward = g.call(pool.GpuDnnPool("max", 2, memory_format="channels_last"), x, *sizes)
+    pooled, t = forward(), g.tensor(x)
     gz = g.values(pooled.shape, dtype, "channels_last")
+    cudnn, functional = CudnnMaxPool(x, pooled, gz, *window), g.torch.nn.functional
+    if not gradient:
+        return {
+            "dnnops": forward,
+            "cuDNN": cudnn.forward,
+            "PyTorch": lambda: functional.max_pool2d(t, *window),
+        }
     op = pool.GpuDnnPoolGrad("max", 2, memory_format="channels_last")
-    t, tgz = g.tensor(x), g.tensor(gz)
-    indices = g.torch.nn.functional.max_pool2d(t, 2, return_indices=True)[1]
-    backward, geometry = g.aten.max_pool2d_with_indices_backward, ([2, 2], [2, 2], [0, 0], [1, 1])
+    indices = functional.max_pool2d(t, *window, return_indices=True)[1]
+    backward, tgz = g.aten.max_pool2d_with_indices_backward, g.tensor(gz)
+    geometry = (*map(list, sizes), [1, 1])
     return {
         "dnnops": g.call(op, x, pooled, gz, *sizes),
-        "cuDNN": CudnnMaxPoolGrad(x, pooled, gz, 2),
+        "cuDNN": cudnn.backward,
         "PyTorch": lambda: backward(tgz, t, *geometry, False, indices),
     }
 
@@ -215,11 +225,19 @@ ROWS: list[Row] = [
     *(
         (
             "pool_cells",
-            f"max 2x2/2, {'x'.join(map(str, shape))} channels-last, {dtype}, gradient",
-            partial(_pool_cells, shape, dtype),
+            f"max {window[0]}x{window[0]}/{window[1]}, {'x'.join(map(str, shape))} channels-last, "
+            f"{dtype}, {'gradient' if gradient else 'forward'}",
+            partial(_pool_cells, shape, window, dtype, gradient),
         )
         for dtype in FLOATS
-        for shape in ((32, 64, 224, 224), (32, 256, 56, 56), (32, 512, 14, 14))
+        for shape, window in (
+            ((32, 64, 224, 224), (2, 2, 0)),
+            ((32, 256, 56, 56), (2, 2, 0)),
+            ((32, 512, 14, 14), (2, 2, 0)),
+            ((128, 64, 112, 112), (3, 2, 1)),
+            ((32, 192, 28, 28), (3, 1, 1)),
+        )
+        for gradient in (False, True)
     ),
     *(
         (
