@@ -97,7 +97,7 @@ try:
 except DnnNotSupportedError as error:
     print(error)
 kernels.kernel_source = right
-print(f(*given).round(4).tolist())
+print([round(cost, 4) for cost in f(*given).tolist()])
 """
 
 

@@ -278,6 +278,23 @@ def test_timing_does_not_add_to_the_sum(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("turns_left", [False, True])
+@pytest.mark.parametrize("turns_right", [False, True])
+def test_copies_of_operands_in_tf32(turns_left, turns_right):
+    """A product as large as this may be faster after copies of its operands."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal(shape, "float32") for shape in ((2048, 1024), (1024, 2048)))
+    left = to_device(x.T.copy()).T if turns_left else to_device(x)
+    right = to_device(y.T.copy()).T if turns_right else to_device(y)
+    out = to_device(np.full((2048, 2048), np.nan, "float32"))
+    wanted = x.astype("float64") @ y.astype("float64")
+    for _ in range(2):
+        multiply(left, right, out, settings=product_settings(True, "time_once"))
+        assert_near(out.astype("float64"), wanted, TOLERANCE["float16"])  # TF32 rounds as finely
+        out.fill(np.nan)
+
+
+@pytest.mark.gpu
 def test_products_without_inner_elements():
     import cupy
 

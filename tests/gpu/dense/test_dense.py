@@ -99,7 +99,8 @@ def host_op(tmp_path_factory):
     """Return a function that compiles the Op for a dtype and an emulated cuBLASLt."""
     folder = tmp_path_factory.mktemp("dense")
     emulated = Path(host_ops.__file__).with_name("host_cublaslt.cpp")
-    sources = (host_ops._source("product_plan.cpp"), emulated)
+    own = ("product_plan.cpp", "product_form.cpp", "copies.cpp")
+    sources = (*map(host_ops._source, own), emulated)
     return host_ops.HostOp(
         folder, "dense", "dense", "DenseParams", ("dense",), DTYPES, sources=sources
     )

@@ -127,7 +127,7 @@ void run(const OpCall<DenseWords> &call) {
     arrays.bias = of.bias->data;
     key.bias_alignment = alignment_of(arrays.bias);
   }
-  if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays, verbose)) {
+  if (auto plan = product_plan(key, handle); plan->exists() && plan->run(handle, 1, beta, arrays, verbose)) {
     if (finishes(words, out.dtype)) finish(call, handle, false, false);
     return;
   }
@@ -135,7 +135,7 @@ void run(const OpCall<DenseWords> &call) {
     arrays.bias = nullptr;
     key.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     key.bias_alignment = 1;
-    if (auto plan = product_plan(key); plan->exists() && plan->run(handle, 1, beta, arrays, verbose))
+    if (auto plan = product_plan(key, handle); plan->exists() && plan->run(handle, 1, beta, arrays, verbose))
       return finish(call, handle, false);
   }
   fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt has no algorithm");

@@ -37,7 +37,7 @@ DNNOPS_EXPORT int dnnops_cudnn_product(const dnnops_context *context, int64_t se
            CUBLASLT_EPILOGUE_DEFAULT, 1};
     const DeviceGuard guard(context->device);
     const Handle &handle = handle_for(context->device, context->stream);
-    const auto plan = product_plan(key);
+    const auto plan = product_plan(key, handle);
     const ProductArrays arrays = {inputs[1].data, inputs[0].data, output->data, output->data};
     if (!plan->exists() || !plan->run(handle, alpha, beta, arrays, settings & DNNOPS_PRODUCT_VERBOSE))
       fail(DNNOPS_NOT_SUPPORTED, "cuBLASLt has no algorithm");

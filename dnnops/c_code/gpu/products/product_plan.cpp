@@ -18,21 +18,23 @@ constexpr uint64_t MAX_WORKSPACE = uint64_t(32) << 20;
 constexpr int MOST_ALGORITHMS = 8;
 // Products with fewer multiplications and additions take microseconds, of which events measure too little.
 constexpr double LEAST_OPERATIONS = 1 << 30;
+// Copies of operands cost as much as some 10**9 operations, so they can only pay for larger products.
+constexpr double LEAST_COPIED_OPERATIONS = 8.0 * (1 << 30);
 constexpr int RUNS = 4;
 // Another algorithm than the first must be this much faster, because times vary.
 constexpr double MARGIN = 0.98;
 
 class Preference {
  public:
-  explicit Preference(const ProductKey &key) {
+  Preference(const ProductKey &key, const ProductForm &form) {
     DNNOPS_CUBLASLT(cublasLtMatmulPreferenceCreate, &preference_);
     set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, MAX_WORKSPACE);
     // Partial sums are added up in float32 also if the results are narrower.
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     if (key.dtype == DNNOPS_FLOAT32 || key.dtype == DNNOPS_FLOAT64) schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE;
     set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes);
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(key.left.alignment));
-    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(key.right.alignment));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(form.left_alignment()));
+    set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(form.right_alignment()));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(key.addend.alignment));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(key.result.alignment));
   }
@@ -49,69 +51,47 @@ class Preference {
   cublasLtMatmulPreference_t preference_ = nullptr;
 };
 
-Matrix matrix(const Operand &operand) {
-  return {operand.rows, operand.columns, operand.leading, operand.batch_stride};
-}
-
-cublasComputeType_t compute_type(const ProductKey &key) {
-  if (key.dtype == DNNOPS_FLOAT64) return CUBLAS_COMPUTE_64F;
-  const bool is_tf32 = key.dtype == DNNOPS_FLOAT32 && key.settings & DNNOPS_PRODUCT_TF32;
-  return is_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-}
-
 bool is_worth_timing(const ProductKey &key) {
-  const int64_t inner = key.left.transposed ? key.left.rows : key.left.columns;
-  const double operations = 2.0 * key.batches * key.result.rows * key.result.columns * inner;
-  return key.settings & DNNOPS_PRODUCT_TIMED && operations >= LEAST_OPERATIONS;
+  return key.settings & DNNOPS_PRODUCT_TIMED && operations_of(key) >= LEAST_OPERATIONS;
 }
 
-// An address of the given alignment, for heuristics, which do not read from it.
-void *address_of(int64_t alignment) { return reinterpret_cast<void *>((uintptr_t(1) << 20) + alignment); }
+// Whether a product may be faster after copies of its operands.
+bool is_worth_copying(const ProductKey &key) {
+  return is_worth_timing(key) && key.dtype == DNNOPS_FLOAT32 && key.settings & DNNOPS_PRODUCT_TF32 &&
+         key.batches == 1 && operations_of(key) >= LEAST_COPIED_OPERATIONS;
+}
 
 }  // namespace
 
-Operand operand_of(const dnnops_tensor &t) {
-  const int64_t size = item_size(t.dtype);
-  const int64_t rows = t.shape[1], columns = t.shape[2];
-  const int64_t row = t.strides[1] / size, column = t.strides[2] / size;
-  const int64_t batch = t.shape[0] > 1 ? t.strides[0] / size : 0;
-  const int64_t alignment = alignment_of(t.data);
-  // The stride of an axis of length 1 has no meaning.
-  if ((column == 1 || columns == 1) && (row >= columns || rows == 1))
-    return {0, columns, rows, rows == 1 ? columns : row, batch, alignment};
-  if ((row == 1 || rows == 1) && (column >= rows || columns == 1))
-    return {1, rows, columns, columns == 1 ? rows : column, batch, alignment};
-  fail(DNNOPS_NOT_SUPPORTED, "neither the rows nor the columns of an operand are contiguous");
-}
-
-ProductPlan::ProductPlan(const ProductKey &key)
+ProductPlan::ProductPlan(const ProductKey &key, const Handle &handle)
     : cublaslt_(cublaslt::handle_of(static_cast<int>(key.device))),
       key_(key),
-      operation_(key.left.transposed, key.right.transposed, compute_type(key),
-                 key.dtype == DNNOPS_FLOAT64 ? CUDA_R_64F : CUDA_R_32F),
-      left_(matrix(key.left), key.batches, data_type(key.dtype)),
-      right_(matrix(key.right), key.batches, data_type(key.dtype)),
-      addend_(matrix(key.addend), key.batches, data_type(key.dtype)),
-      result_(matrix(key.result), key.batches, data_type(key.dtype)) {
-  if (key.epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
-    operation_.set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(key.epilogue));
-    // The heuristic expects an array with the alignment of this address.
-    if (key.epilogue & CUBLASLT_EPILOGUE_BIAS)
-      operation_.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, address_of(key.bias_alignment));
+      addend_(stored_matrix(key.addend), key.batches, data_type(key.dtype)),
+      result_(stored_matrix(key.result), key.batches, data_type(key.dtype)) {
+  forms_.emplace_back(new ProductForm(key));
+  add_algorithms(*forms_.back());
+  if (algorithms_.empty() || !is_worth_copying(key) || is_capturing(handle.stream)) return;
+  if (auto form = ProductForm::with_copies(key, handle)) {
+    forms_.push_back(std::move(form));
+    add_algorithms(*forms_.back());
   }
-  const Preference preference(key);
+}
+
+void ProductPlan::add_algorithms(const ProductForm &form) {
+  const Preference preference(key_, form);
+  const int wanted = is_worth_timing(key_) ? MOST_ALGORITHMS : 1;
   cublasLtMatmulHeuristicResult_t found[MOST_ALGORITHMS];
   int count = 0;
-  const cublasStatus_t status = cublaslt::functions().cublasLtMatmulAlgoGetHeuristic(
-      cublaslt_, operation_, left_, right_, addend_, result_, preference, is_worth_timing(key) ? MOST_ALGORITHMS : 1, found,
-      &count);
+  const cublasStatus_t status =
+      cublaslt::functions().cublasLtMatmulAlgoGetHeuristic(cublaslt_, form.operation(), form.left(), form.right(),
+                                                           addend_, result_, preference, wanted, found, &count);
   // cuBLASLt rejects epilogues that it does not know for a dtype in several ways.
   if (status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_INITIALIZED)
     cublaslt::fail_status(status, "cublasLtMatmulAlgoGetHeuristic");
   if (status != CUBLAS_STATUS_SUCCESS) return;
   for (int i = 0; i < count; ++i)
     if (found[i].state == CUBLAS_STATUS_SUCCESS)
-      algorithms_.push_back({found[i].algo, static_cast<int64_t>(found[i].workspaceSize)});
+      algorithms_.push_back({&form, found[i].algo, static_cast<int64_t>(found[i].workspaceSize)});
 }
 
 bool ProductPlan::run(const Handle &handle, double alpha, double beta, const ProductArrays &arrays,
@@ -125,15 +105,20 @@ bool ProductPlan::run(const Handle &handle, double alpha, double beta, const Pro
 
 cublasStatus_t ProductPlan::launch(const Algorithm &algorithm, const Handle &handle, double alpha, double beta,
                                    const ProductArrays &arrays) const {
+  const ProductForm &form = *algorithm.form;
   const Scalar a(alpha, key_.dtype), b(beta, key_.dtype);
-  const Workspace workspace(*handle.arena, algorithm.workspace);
+  const Workspace memory(*handle.arena, form.bytes() + algorithm.workspace);
+  char *const copies = static_cast<char *>(memory.pointer()), *const workspace = copies + form.bytes();
+  const void *left = arrays.left, *right = arrays.right;
+  form.copy(left, right, copies, handle.stream);
   // Other threads use the plan with other addresses.
-  OwnOperation operation(operation_);
+  OwnOperation operation(form.operation());
   if (arrays.bias) operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, arrays.bias);
-  return cublaslt::functions().cublasLtMatmul(
-      cublaslt_, operation, a.pointer(), arrays.left, left_, arrays.right, right_, b.pointer(), arrays.addend, addend_,
-      arrays.result, result_, &algorithm.words, workspace.pointer(), static_cast<size_t>(algorithm.workspace),
-      static_cast<cudaStream_t>(handle.stream));
+  return cublaslt::functions().cublasLtMatmul(cublaslt_, operation, a.pointer(), left, form.left(), right,
+                                              form.right(), b.pointer(), arrays.addend, addend_, arrays.result,
+                                              result_, &algorithm.words, workspace,
+                                              static_cast<size_t>(algorithm.workspace),
+                                              static_cast<cudaStream_t>(handle.stream));
 }
 
 int ProductPlan::choose(const Handle &handle, double alpha, double beta, const ProductArrays &arrays,
@@ -198,10 +183,10 @@ void ProductPlan::report(const std::vector<double> &times, int chosen) const {
                dtype_name(key_.dtype), chosen, times.size(), list.c_str());
 }
 
-std::shared_ptr<const ProductPlan> product_plan(const ProductKey &key) {
+std::shared_ptr<const ProductPlan> product_plan(const ProductKey &key, const Handle &handle) {
   // Not destroyed with static objects, because cuBLASLt may be unloaded by then.
   static auto *kept = new LruCache<ProductKey, ProductPlan, WordHash<ProductKey>>(KEPT_PRODUCTS);
-  return kept->get(key, [&] { return std::make_shared<ProductPlan>(key); });
+  return kept->get(key, [&] { return std::make_shared<ProductPlan>(key, handle); });
 }
 
 }  // namespace dnnops

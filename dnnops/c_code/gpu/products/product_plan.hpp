@@ -6,30 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "../base/handle.hpp"
-#include "../base/matrix_product.hpp"
-#include "../base/tensor.hpp"
+#include "product_form.hpp"
 
 namespace dnnops {
-
-// A row-major operand as a column-major matrix, or as the transpose of one.
-struct Operand {
-  int64_t transposed, rows, columns, leading, batch_stride, alignment;
-};
-
-// The axes are batch, row and column. Throws DNNOPS_NOT_SUPPORTED if neither rows nor columns are contiguous.
-Operand operand_of(const dnnops_tensor &t);
-
-// Only 8-byte fields and no padding. In column-major order the result is the transpose, so the operands have swapped
-// places.
-struct ProductKey {
-  int64_t device, dtype, settings, batches;  // settings: DNNOPS_PRODUCT_TF32 and DNNOPS_PRODUCT_TIMED
-  Operand left, right, result;
-  Operand addend;    // the result, unless the sum is written elsewhere
-  int64_t epilogue;  // a cublasLtEpilogue_t
-  int64_t bias_alignment;  // 1 if there is none
-  bool operator==(const ProductKey &other) const { return std::memcmp(this, &other, sizeof other) == 0; }
-};
 
 struct ProductArrays {
   const void *left, *right, *addend;
@@ -39,7 +18,7 @@ struct ProductArrays {
 
 class ProductPlan {
  public:
-  explicit ProductPlan(const ProductKey &key);
+  ProductPlan(const ProductKey &key, const Handle &handle);
   // Whether cuBLASLt has an algorithm.
   bool exists() const { return !algorithms_.empty(); }
   // result = epilogue(alpha left right + beta addend). Returns false if cuBLASLt refuses the arrays after all. The first
@@ -48,9 +27,13 @@ class ProductPlan {
 
  private:
   struct Algorithm {
+    const ProductForm *form;
     cublasLtMatmulAlgo_t words;
     int64_t workspace;
   };
+
+  // Adds what the heuristic proposes for a form, in its order.
+  void add_algorithms(const ProductForm &form);
 
   cublasStatus_t launch(const Algorithm &algorithm, const Handle &handle, double alpha, double beta,
                         const ProductArrays &arrays) const;
@@ -61,14 +44,14 @@ class ProductPlan {
 
   cublasLtHandle_t cublaslt_;
   ProductKey key_;
-  Operation operation_;
-  MatrixLayout left_, right_, addend_, result_;
-  std::vector<Algorithm> algorithms_;  // as the heuristic orders them
+  MatrixLayout addend_, result_;
+  std::vector<std::unique_ptr<ProductForm>> forms_;
+  std::vector<Algorithm> algorithms_;  // those without copies first
   mutable std::atomic<int> chosen_{-1};  // -1 before the first run
 };
 
-// The plan for a key, which the process keeps.
-std::shared_ptr<const ProductPlan> product_plan(const ProductKey &key);
+// The plan for a key, which the process keeps. The handle's device must be current.
+std::shared_ptr<const ProductPlan> product_plan(const ProductKey &key, const Handle &handle);
 
 }  // namespace dnnops
 #endif
