@@ -43,7 +43,9 @@ class Captured:
     upload_pool : Pool
         Memory of host values, which are there before the graph starts.
     shared, arguments : list of cupy.ndarray
-        The arrays of shared variables, and copies of arguments.
+        The arrays of shared variables, and those that the graph reads instead of arguments.
+    in_place : list of tuple
+        Storage and address of the arguments that the graph reads where they are.
     numbers : dict of Variable to cupy.ndarray
         Where elementwise nodes read host numbers.
     uploads : list of Upload
@@ -68,6 +70,7 @@ class Captured:
     upload_pool: Pool
     shared: list[Any]
     arguments: list[Any]
+    in_place: list[tuple[Cell, int]] = field(default_factory=list)
     numbers: dict[Variable, Any] = field(default_factory=dict)
     uploads: list[Upload] = field(default_factory=list)
     results: list[tuple[Cell, Any]] = field(default_factory=list)
@@ -77,6 +80,10 @@ class Captured:
     updates: list[tuple[Cell, int]] = field(default_factory=list)
     written: list[Cell] = field(default_factory=list)
     replay: Replay = field(init=False)
+
+    def has_arguments_in_place(self) -> bool:
+        """Return whether the arguments that the graph reads in place are where they were."""
+        return all(cell[0].data.ptr == address for cell, address in self.in_place)
 
 
 class Recorder:
@@ -210,11 +217,17 @@ class Recorder:
 
     # -- capturing -------------------------------------------------------------------------
 
-    def capture(self) -> Captured:
+    def capture(self, in_place: Sequence[bool] | None = None) -> Captured:
         """Record the work of a call, whose arguments are stored and whose first nodes have run.
 
         Nothing is computed on the device. A trial comes first, which tells how much memory each
         array takes, and when it is freed. The arrays of the graph are then placed in one block.
+
+        Parameters
+        ----------
+        in_place : sequence of bool, optional
+            For each argument, whether the graph may read it where it is, so that later calls must
+            pass arrays of the same address. By default, it reads copies of all arguments.
 
         Raises
         ------
@@ -226,16 +239,22 @@ class Recorder:
         shared = [self._storage[x][0] for x in self.shared]
         values = [self._storage[x][0] for x in self.arguments]
         require_apart(shared)
+        is_read = [
+            is_wanted and x not in self._overwritten and not overlaps(value, shared)
+            for is_wanted, x, value in zip(
+                in_place or [False] * len(values), self.arguments, values, strict=True
+            )
+        ]
         # Neither memory that is free nor the workspaces of other graphs are used.
         free_workspaces()
         with cupy.cuda.Device(self._device):
             cupy.get_default_memory_pool().free_all_blocks()  # of the current device
             stream = cupy.cuda.Stream(non_blocking=True)
             trial = Pool()
-            self._captured(trial, stream, shared, values, is_trial=True)
+            self._captured(trial, stream, shared, values, is_read, is_trial=True)
             plan = planned(trial.lifetimes)
             del trial  # returns its memory before that of the graph is allocated
-            return self._captured(Pool(plan), stream, shared, values)
+            return self._captured(Pool(plan), stream, shared, values, is_read)
 
     def _captured(
         self,
@@ -243,10 +262,14 @@ class Recorder:
         stream: Any,
         shared: list[Any],
         values: Sequence[Any],
+        is_read: Sequence[bool],
         is_trial: bool = False,
     ) -> Captured:
         with pool.used():
-            arguments = [array.copy(order="K") for array in values]
+            arguments = [
+                array if is_in_place else array.copy(order="K")
+                for array, is_in_place in zip(values, is_read, strict=True)
+            ]
         captured = Captured(None, pool, Pool(), shared, arguments)  # type: ignore[arg-type]
         cells = [self._storage[x] for x in self.arguments]
         try:
@@ -262,9 +285,14 @@ class Recorder:
         _clear(self._results, keep=Role.BEFORE)
         if not is_trial:
             captured.graph = recording.graph
+            own = list(zip(cells, values, arguments, strict=True))
+            captured.in_place = [(cell, x.data.ptr) for cell, x, array in own if array is x]
+            copied = [(cell, x, array) for cell, x, array in own if array is not x]
+            # Arguments that are read in place may be freed between calls.
+            captured.arguments = [array for _, _, array in copied]
             captured.replay = Replay(
                 captured.graph,
-                list(zip(cells, values, arguments, strict=True)),
+                copied,
                 captured.uploads,
                 captured.outputs,
                 captured.copied,

@@ -84,7 +84,9 @@ class CapturingVM:
         self._shapes: dict[Any, int] = {}
         #: The graph that was launched last, and the number of its shapes.
         self._last: tuple[Captured, int] | None = None
-        self._seen: dict[Any, int] = {}
+        #: For each signature, the number of ordinary calls, and the addresses of the arguments in
+        #: them, or None for those that have changed.
+        self._seen: dict[Any, tuple[int, list[int | None]]] = {}
         self._graphs: OrderedDict[Any, Captured] = OrderedDict()
 
     def __getattr__(self, name: str) -> Any:
@@ -119,11 +121,11 @@ class CapturingVM:
         if last is not None and not self._has_arrays_of(last[0]):
             last = None
         signature = self._signature(last[1] if last else self._number_of_shapes())
-        seen = self._seen.get(signature, 0)
-        if seen < ORDINARY_CALLS:
+        calls, addresses = self._seen.get(signature, (0, None))
+        if calls < ORDINARY_CALLS:
             if len(self._seen) >= KEPT_SIGNATURES:
                 self._seen.clear()
-            self._seen[signature] = seen + 1
+            self._seen[signature] = calls + 1, self._common(addresses)
             return self.vm()
         if is_current(self._device):
             return self._run_captured(signature, last)
@@ -174,17 +176,24 @@ class CapturingVM:
         return all(map(is_, [cell[0] for cell in self._shared_cells], captured.shared))
 
     def _found(self, key: Any, last: tuple[Captured, int] | None) -> Captured | None:
-        """Return the graph for a signature if it reads the arrays of the shared variables."""
+        """Return the graph for a signature, unless it reads arrays that have been replaced."""
         captured = self._graphs.get(key)
         if captured is None:
             return None
-        if not (last and captured is last[0]) and not self._has_arrays_of(captured):
-            # The value of a shared variable was set: the graph would read the former array.
-            del self._graphs[key]
-            self._last = None
-            return None
-        self._graphs.move_to_end(key)
-        return captured
+        has_arrays = (last and captured is last[0]) or self._has_arrays_of(captured)
+        if has_arrays and captured.has_arguments_in_place():
+            self._graphs.move_to_end(key)
+            return captured
+        # The value of a shared variable was set, or an argument is elsewhere.
+        del self._graphs[key]
+        self._last = None
+        return None
+
+    def _common(self, addresses: list[int | None] | None) -> list[int | None]:
+        """Return the addresses of the arguments that are those of former calls, or None."""
+        own = [cell[0].data.ptr for cell in self._argument_cells]
+        former = own if addresses is None else addresses
+        return [x if x == y else None for x, y in zip(own, former, strict=True)]
 
     def _replay(self, captured: Captured) -> list[Any]:
         outputs = captured.replay.run()
@@ -235,7 +244,11 @@ class CapturingVM:
                 and self.captures >= FREE_CAPTURES + self.replays // REPLAYS_PER_CAPTURE
             ):
                 raise DnnNotSupportedError("its arrays or values keep changing")
-            captured = self._recorder.capture()
+            # Arguments that a caller keeps in one place are not copied. Those that move once are.
+            calls, addresses = self._seen[key[0]]
+            addresses = self._common(addresses)
+            self._seen[key[0]] = calls, addresses
+            captured = self._recorder.capture([x is not None for x in addresses])
         except Exception as error:
             self._recorder.free_all(keep=Role.BEFORE)
             self._forget()

@@ -157,6 +157,40 @@ def test_device_arguments_are_not_overwritten():
         np.testing.assert_array_equal(array.get(), wanted)
 
 
+def test_arguments_of_one_address_are_read_in_place():
+    """A graph with copies replaces it when an argument moves, and stays."""
+    import cupy
+
+    x, w = GpuArrayType("float32", (None,))(), shared(normal(4))
+    f = compiled([x], (x * w).sum().transfer("cuda"), updates=[(w, (w + x).transfer("cuda"))])
+    state, array = value(w).astype("float64"), cupy.zeros(4, "float32")
+    copied = []
+    for i in range(10):
+        if i == 6:
+            kept, array = array, cupy.zeros(4, "float32")
+        array[...] = i + cupy.arange(4)
+        np.testing.assert_allclose(host(f(array)), state @ array.get(), rtol=1e-5)
+        state += array.get()
+        np.testing.assert_allclose(value(w), state, rtol=1e-5)
+        if f.vm.captures:
+            ((captured,),) = (f.vm._graphs.values(),)
+            copied.append(len(captured.arguments))
+    assert kept is not array
+    assert copied == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert f.vm.captures == 2
+
+
+def test_an_argument_that_is_a_shared_variables_array():
+    """The graph overwrites the array, so it cannot read the argument in place."""
+    x, w = GpuArrayType("float32", (None,))(), shared(normal(4))
+    f = compiled([x], (x * w).sum().transfer("cuda"), updates=[(w, (w + x).transfer("cuda"))])
+    for _ in range(6):
+        before = value(w).astype("float64")
+        found = f(w.get_value(borrow=True, return_internal_type=True))
+        np.testing.assert_allclose(host(found), before @ before, rtol=1e-5)
+        np.testing.assert_allclose(value(w), 2 * before, rtol=1e-5)
+
+
 def test_values_set_between_calls():
     x, w = pt.fvector(), shared(normal(4))
     f = compiled([x], (x * w).sum(), updates=[(w, (w + 1).transfer("cuda"))], graph="True")

@@ -51,7 +51,8 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
         given = devices.array(np.arange(3.0))
     ran = []
 
-    def capture() -> Captured:
+    def capture(in_place: list[bool]) -> Captured:
+        assert in_place == [True]
         ran.append(("capture", devices.current))
         nothing: Any = None
         captured = Captured(nothing, nothing, nothing, [], [])
