@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
+    "draw_bars",
     "draw_growth",
     "draw_ratios",
     "draw_times",
@@ -107,7 +108,7 @@ def draw_ratios(
     matplotlib.figure.Figure
     """
     words = "time of the other library / time of dnnops (above 1: dnnops is faster)"
-    figure = _draw_bars(title, sorted(rows, key=order), ratios, words)
+    figure = draw_bars(title, sorted(rows, key=order), ratios, words)
     figure.axes[0].axvline(1, color="black", linewidth=1, zorder=0.5)
     return figure
 
@@ -118,16 +119,33 @@ def draw_times(title: str, rows: Sequence[Row]) -> Figure:
     `title`, `rows` and the result are those of `draw_ratios`. All times must have the same unit.
     """
     unit = next(unit for unit in _UNITS if f"dnnops_{unit}" in rows[0])
-    return _draw_bars(title, sorted(rows, key=first_ratio), times, _UNITS[unit])
+    return draw_bars(title, sorted(rows, key=first_ratio), times, _UNITS[unit])
 
 
 #: With more rows than this, each row is a line with a point instead of a bar for each library.
 _MOST_BARS = 60
 
 
-def _draw_bars(
+def draw_bars(
     title: str, rows: Sequence[Row], values: Callable[[Row], dict[str, float]], words: str
 ) -> Figure:
+    """Draw bars for each row, or points if there are many rows.
+
+    Parameters
+    ----------
+    title : str
+        Title of the picture.
+    rows : sequence of dict
+        Rows from top to bottom.
+    values : callable
+        Returns the lengths of a row's bars, by name.
+    words : str
+        What the lengths are.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 

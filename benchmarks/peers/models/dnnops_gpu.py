@@ -21,7 +21,7 @@ from benchmarks.peers.rnn_dnnops import PeakMemory
 from dnnops.config import FLAGS, flag_value
 from dnnops.gpuarray import GpuArrayType, shared
 
-__all__ = ["graph", "make_task", "versions"]
+__all__ = ["Step", "graph", "make_task", "use", "versions"]
 
 #: Precisions in which filters, matrices and images are stored in inference.
 HALF = ("float16", "bfloat16")
@@ -92,8 +92,12 @@ class Step(ModelTask):
             raise BenchmarkError(f"this dnnops has no flag {name}")
         self.flags.enter_context(pytensor.config.change_flags(**{found.key: value}))
 
+    def graph(self) -> tuple[list[Any], Any, list[tuple[Any, Any]]]:
+        """Build what the case computes; see the function."""
+        return graph(self.case)
+
     def _compile(self) -> None:
-        inputs, result, updates = graph(self.case)
+        inputs, result, updates = self.graph()
         mode = "CUDNN" if self.on_gpu else "ONEDNN"
         start = time.perf_counter()
         self.function = pytensor.function(inputs, result, updates=updates, mode=mode)
@@ -170,8 +174,13 @@ class Step(ModelTask):
             cupy.get_default_memory_pool().free_all_blocks()
 
 
+def use(device: str) -> None:
+    """Let `versions` tell those of this device."""
+    global _on_gpu
+    _on_gpu = device == "cuda"
+
+
 def make_task(case: dict[str, Any]) -> Task:
     """Prepare a case of ``benchmarks/models.py``."""
-    global _on_gpu
-    _on_gpu = case["device"] == "cuda"
+    use(case["device"])
     return Step(case)
