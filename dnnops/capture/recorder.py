@@ -288,7 +288,8 @@ class Recorder:
             own = list(zip(cells, values, arguments, strict=True))
             captured.in_place = [(cell, x.data.ptr) for cell, x, array in own if array is x]
             copied = [(cell, x, array) for cell, x, array in own if array is not x]
-            # Arguments that are read in place may be freed between calls.
+            # Arguments that are read in place may be freed between calls, unless views of them are
+            # among the results.
             captured.arguments = [array for _, _, array in copied]
             captured.replay = Replay(
                 captured.graph,

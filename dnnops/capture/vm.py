@@ -88,6 +88,8 @@ class CapturingVM:
         #: them, or None for those that have changed.
         self._seen: dict[Any, tuple[int, list[int | None]]] = {}
         self._graphs: OrderedDict[Any, Captured] = OrderedDict()
+        #: How often arguments that a graph read in place were elsewhere.
+        self._moves = 0
 
     def __getattr__(self, name: str) -> Any:
         if name == "vm":  # not set yet while this object is copied
@@ -181,10 +183,16 @@ class CapturingVM:
         if captured is None:
             return None
         has_arrays = (last and captured is last[0]) or self._has_arrays_of(captured)
-        if has_arrays and captured.has_arguments_in_place():
+        is_in_place = captured.has_arguments_in_place()
+        if has_arrays and is_in_place:
             self._graphs.move_to_end(key)
             return captured
         # The value of a shared variable was set, or an argument is elsewhere.
+        if not is_in_place:
+            # All arguments are copied from now on, so this happens once for these shapes.
+            calls, addresses = self._seen[key[0]]
+            self._seen[key[0]] = calls, [None] * len(addresses)
+            self._moves += 1
         del self._graphs[key]
         self._last = None
         return None
@@ -241,10 +249,11 @@ class CapturingVM:
         try:
             if (
                 not self._required
-                and self.captures >= FREE_CAPTURES + self.replays // REPLAYS_PER_CAPTURE
+                and self.captures - self._moves
+                >= FREE_CAPTURES + self.replays // REPLAYS_PER_CAPTURE
             ):
                 raise DnnNotSupportedError("its arrays or values keep changing")
-            # Arguments that a caller keeps in one place are not copied. Those that move once are.
+            # Arguments that a caller keeps in one place are not copied.
             calls, addresses = self._seen[key[0]]
             addresses = self._common(addresses)
             self._seen[key[0]] = calls, addresses

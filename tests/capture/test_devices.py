@@ -13,7 +13,7 @@ import pytest
 
 from dnnops.capture.recorder import Captured
 from dnnops.capture.schedule import schedule
-from dnnops.capture.vm import ORDINARY_CALLS, CapturingVM
+from dnnops.capture.vm import FREE_CAPTURES, ORDINARY_CALLS, CapturingVM
 from dnnops.errors import DnnThreadError
 from dnnops.gpuarray import GpuArrayType
 from tests.gpuarray.fake_devices import FakeDevices
@@ -82,6 +82,33 @@ def doubling(devices):
     with devices.used(1):
         nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
     return CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
+
+
+def test_arguments_that_move_once(devices, monkeypatch):
+    """For each shape, a graph that reads them in place is replaced once; captures go on."""
+    vm = doubling(devices)
+    vm._required = False
+    (cell,) = vm._argument_cells
+    wanted = []
+
+    def capture(in_place: list[bool]) -> Captured:
+        wanted.append(in_place)
+        nothing: Any = None
+        places = [(cell, cell[0].data.ptr)] if in_place[0] else []
+        captured = Captured(nothing, nothing, nothing, [], [], places)
+        captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
+        return captured
+
+    monkeypatch.setattr(vm._recorder, "capture", capture)
+    shapes = range(1, FREE_CAPTURES)
+    for size in shapes:
+        for _ in range(2):
+            with devices.used(1):
+                cell[0] = devices.array(np.zeros(size))
+            for _ in range(ORDINARY_CALLS + 1):
+                vm()
+    assert wanted == [[True], [False]] * len(shapes)
+    assert not vm.reason
 
 
 def test_two_threads_in_one_function(devices):
