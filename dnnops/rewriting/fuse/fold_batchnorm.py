@@ -93,10 +93,18 @@ def _of_constants(op: Any, values: list[np.ndarray], results: Any) -> list[Any]:
     return [
         GpuArrayConstant(
             GpuArrayType(op.dtype, value.shape, result.type.device),
-            value.astype(numpy_dtype(op.dtype)),
+            _finite(value, op.dtype).astype(numpy_dtype(op.dtype)),
         )
         for value, result in zip(found, results, strict=True)
     ]
+
+
+def _finite(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return finite numbers that are finite in float16, too, as the kernel does."""
+    if dtype != "float16":
+        return value
+    largest = float(np.finfo("float16").max)
+    return np.where(np.isfinite(value), np.clip(value, -largest, largest), value)
 
 
 class MergeFolded(GraphRewriter):

@@ -106,9 +106,10 @@ def test_filters_stay_finite_in_float16(tmp_path):
     """A filter that float16 cannot hold would be infinite, and its product with 0 NaN."""
     arrays = draw((4, 1, 1, 1), "float16", "float32")
     arrays["filters"][:, 0, 0, 0] = [6e4, -6e4, np.inf, np.nan]
-    arrays["gamma"][:], arrays["var"][:] = 100, 1
-    ((scaled, _),) = run_on_host(tmp_path, ("float16", "float32", "float16", False), [arrays])
+    arrays["gamma"][:], arrays["var"][:], arrays["mean"][:] = 100, 1, 1e4
+    ((scaled, bias),) = run_on_host(tmp_path, ("float16", "float32", "float16", False), [arrays])
     np.testing.assert_array_equal(scaled.ravel(), [65504, -65504, np.inf, np.nan])
+    np.testing.assert_array_equal(bias, [-65504] * 4)
 
 
 @pytest.mark.needs("nvrtc")

@@ -26,6 +26,7 @@ from dnnops.gpu.fused.folded_filters import GpuFoldBatchNorm
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.gpuarray.variable import GpuArrayConstant
 from dnnops.rewriting.fuse import fold_batchnorm
 from tests.emulation import host_graphs
 from tests.gpuarray.graphs import ops, rewritten
@@ -164,6 +165,16 @@ def test_batch_normalization_of_constants():
     fgraph = on_device(given, out)
     assert sorted(set(ops(fgraph))) == [FUSED, "GpuFromHost"]
     check_values(fgraph, given, out)
+
+
+def test_large_constants_stay_finite_in_float16():
+    given = variables("float16")
+    numbers = dict(zip(given, values(given), strict=True))
+    numbers["w"][:], numbers["gamma"][:], numbers["mean"][:], numbers["var"][:] = 6e4, 100, 1e4, 1
+    fixed = {n: pt.constant(numbers[n]) for n in ("w", *NORM)}
+    fgraph = on_device(given, normalized({"x": given["x"], **fixed}))
+    found = [x.host_data for x in fgraph.variables if isinstance(x, GpuArrayConstant)]
+    assert [np.abs(x).max() for x in found if x.size > 1] == [65504, 65504]
 
 
 def test_batch_normalization_in_float16():

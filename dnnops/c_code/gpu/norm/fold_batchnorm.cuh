@@ -21,9 +21,10 @@ DEVICE double element(const void *vector, unsigned i) {
   return Of::acc(static_cast<const Of::Bits *>(vector)[i]);
 }
 
-// Finite numbers stay finite in float16, because an infinite filter times 0 would be NaN.
+// Finite numbers stay finite in float16: an infinite filter times 0 would be NaN, and so would the difference of a
+// product and a bias that are both infinite.
 template <class Acc>
-DEVICE Number<OUT_DTYPE>::Bits scaled_filter(Acc value) {
+DEVICE Number<OUT_DTYPE>::Bits finite(Acc value) {
   using Out = Number<OUT_DTYPE>;
   const Acc LARGEST = 65504, INFINITE = INFINITY;
   if (OUT_DTYPE == 2 && value > LARGEST && value < INFINITE) value = LARGEST;
@@ -47,18 +48,18 @@ KERNEL void fold_batchnorm(GRID_CONSTANT const FoldLaunch launch) {
     Out::Bits *const to = static_cast<Out::Bits *>(item.scaled) + (size_t)k * size;
     if (threadIdx.x == 0)
       static_cast<Out::Bits *>(item.bias)[k] =
-          Out::bits((Out::Acc)(element(item.beta, k) - element(item.mean, k) * scale));
+          finite((Out::Acc)(element(item.beta, k) - element(item.mean, k) * scale));
     const In::Acc factor = (In::Acc)scale;
     if (item.transposes) {
       UNROLL_4
       for (unsigned i = threadIdx.x; i < size; i += blockDim.x) {
         const unsigned position = i / item.channels, channel = i - position * item.channels;
-        to[i] = scaled_filter(In::acc(from[channel * item.positions + position]) * factor);
+        to[i] = finite(In::acc(from[channel * item.positions + position]) * factor);
       }
     } else {
       UNROLL_4
       for (unsigned i = threadIdx.x; i < size; i += blockDim.x)
-        to[i] = scaled_filter(In::acc(from[i]) * factor);
+        to[i] = finite(In::acc(from[i]) * factor);
     }
   }
 }
