@@ -296,8 +296,8 @@ FLAGS: tuple[Flag, ...] = (
         "time_once",
         Values(("guess_once", "time_once")),
         "How cuBLASLt's algorithm of a matrix product is selected: as its heuristic proposes "
-        "(guess_once), or as the fastest of several, timed once for each process, shape and layout "
-        "unless dnn.deterministic is set (time_once).",
+        "(guess_once), or for large products as the fastest of several, timed once for each "
+        "process, shape and layout unless dnn.deterministic is set (time_once).",
     ),
     Flag(
         "dnn.mixed_precision",

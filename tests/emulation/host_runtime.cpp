@@ -51,6 +51,8 @@ void Arena::put_back(Block block) {
   std::free(block.pointer);
 }
 
+void Arena::free_idle() {}
+
 Handle &handle_for(int64_t, void *) {
   static Arena arena(0, nullptr);
   static Handle handle;

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs("cudnn")
 LAUNCHED, RECORDED, REPLAYED = "010", "101", "001"
 
 
-def compiled(target: Path, program: str, *sources: str) -> Path:
+def compiled(target: Path, program: str, *sources: str | Path) -> Path:
     headers = [argument for argument in CUDNN.recipe[1] if argument.startswith("-I")]
     folder = c_code_dir()
     command = ["g++", "-std=c++17", "-O1", "-g", "-w", "-fsanitize=address,undefined", *headers]

@@ -97,7 +97,13 @@ void ProductPlan::add_algorithms(const ProductForm &form) {
 bool ProductPlan::run(const Handle &handle, double alpha, double beta, const ProductArrays &arrays,
                       bool verbose) const {
   const int chosen = choose(handle, alpha, beta, arrays, verbose);
-  const cublasStatus_t status = launch(algorithms_[chosen], handle, alpha, beta, arrays);
+  cublasStatus_t status;
+  try {
+    status = launch(algorithms_[chosen], handle, alpha, beta, arrays);
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_OUT_OF_MEMORY || !chosen) throw;
+    status = launch(algorithms_[0], handle, alpha, beta, arrays);  // has no copies
+  }
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
   if (status != CUBLAS_STATUS_SUCCESS) cublaslt::fail_status(status, "cublasLtMatmul");
   return true;
@@ -132,37 +138,46 @@ int ProductPlan::choose(const Handle &handle, double alpha, double beta, const P
   return chosen_.compare_exchange_strong(chosen, fastest) ? fastest : chosen;
 }
 
+double ProductPlan::milliseconds(const Algorithm &algorithm, const Handle &handle, double alpha, double beta,
+                                 const ProductArrays &arrays) const {
+  const Event ends[RUNS];
+  double least = HUGE_VAL;
+  try {
+    // The first run also loads the kernel. Those after it are launched while it runs.
+    for (int i = 0; i <= RUNS; ++i) {
+      if (i) DNNOPS_CHECK(cudaEventRecord(ends[i - 1], static_cast<cudaStream_t>(handle.stream)));
+      if (i < RUNS && launch(algorithm, handle, alpha, beta, arrays) != CUBLAS_STATUS_SUCCESS) return HUGE_VAL;
+    }
+    for (int i = 1; i < RUNS; ++i) least = std::min(least, milliseconds_between(ends[i - 1], ends[i]));
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
+  }
+  return least;
+}
+
 int ProductPlan::find_fastest(const Handle &handle, double alpha, double beta, const ProductArrays &arrays,
                               bool verbose) const {
   std::vector<double> times;
-  try {
+  {
     ProductArrays trial = arrays;
     std::optional<Workspace> sum;
     if (beta != 0 && arrays.addend == arrays.result) {
       // Each run would add to the sum.
       const Operand &of = key_.result;
-      const int64_t elements =
-          (key_.batches - 1) * of.batch_stride + (of.columns - 1) * of.leading + of.rows;
-      sum.emplace(*handle.arena, elements * item_size(key_.dtype));
+      const int64_t elements = (key_.batches - 1) * of.batch_stride + (of.columns - 1) * of.leading + of.rows;
+      try {
+        sum.emplace(*handle.arena, elements * item_size(key_.dtype));
+      } catch (const Error &error) {
+        if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
+        return 0;  // the product itself may need less memory
+      }
       trial.result = sum->pointer();
     }
-    const Event ends[RUNS];
-    for (const Algorithm &algorithm : algorithms_) {
-      double least = HUGE_VAL;
-      // The first run also loads the kernel. Those after it are launched while it runs.
-      bool runs = launch(algorithm, handle, alpha, beta, trial) == CUBLAS_STATUS_SUCCESS;
-      for (int i = 0; i < RUNS && runs; ++i) {
-        DNNOPS_CHECK(cudaEventRecord(ends[i], static_cast<cudaStream_t>(handle.stream)));
-        runs = i + 1 == RUNS || launch(algorithm, handle, alpha, beta, trial) == CUBLAS_STATUS_SUCCESS;
-      }
-      for (int i = 1; i < RUNS && runs; ++i) least = std::min(least, milliseconds_between(ends[i - 1], ends[i]));
-      times.push_back(least);
-    }
-  } catch (const Error &error) {
-    // The product itself may need less memory.
-    if (error.status != DNNOPS_OUT_OF_MEMORY) throw;
-    return 0;
+    for (const Algorithm &algorithm : algorithms_)
+      times.push_back(milliseconds(algorithm, handle, alpha, beta, trial));
   }
+  // Free the memory of the largest trial, which may not have been selected.
+  handle.arena->free_idle();
   const int fastest = static_cast<int>(std::min_element(times.begin(), times.end()) - times.begin());
   const int chosen = times[fastest] < MARGIN * times[0] ? fastest : 0;
   if (verbose) report(times, chosen);
@@ -186,6 +201,11 @@ void ProductPlan::report(const std::vector<double> &times, int chosen) const {
 std::shared_ptr<const ProductPlan> product_plan(const ProductKey &key, const Handle &handle) {
   // Not destroyed with static objects, because cuBLASLt may be unloaded by then.
   static auto *kept = new LruCache<ProductKey, ProductPlan, WordHash<ProductKey>>(KEPT_PRODUCTS);
+  // Copies of operands are not tried during a capture, but later calls may need the plan with them.
+  if (is_capturing(handle.stream)) {
+    const auto found = kept->find(key);
+    return found ? found : std::make_shared<ProductPlan>(key, handle);
+  }
   return kept->get(key, [&] { return std::make_shared<ProductPlan>(key, handle); });
 }
 

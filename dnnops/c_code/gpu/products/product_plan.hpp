@@ -39,6 +39,9 @@ class ProductPlan {
                         const ProductArrays &arrays) const;
   // The index of the algorithm to use.
   int choose(const Handle &handle, double alpha, double beta, const ProductArrays &arrays, bool verbose) const;
+  // The least time of some runs, or infinity if the algorithm fails or lacks memory.
+  double milliseconds(const Algorithm &algorithm, const Handle &handle, double alpha, double beta,
+                      const ProductArrays &arrays) const;
   int find_fastest(const Handle &handle, double alpha, double beta, const ProductArrays &arrays, bool verbose) const;
   void report(const std::vector<double> &times, int chosen) const;
 
