@@ -7,7 +7,6 @@
 #include <mutex>
 #include <tuple>
 
-
 namespace dnnops {
 
 namespace {

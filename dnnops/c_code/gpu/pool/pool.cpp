@@ -137,8 +137,13 @@ void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
                                                          : has_vectors(tensors[1])))
       state.cells = pool_cells(problem, call.params.gradient, dtype, item_size(dtype));
     if (state.cells.exist) {
-      state.kernel = load_kernel(handle, state.cells.program, state.cells.kernel, state.cells.options);
-      return;
+      try {
+        state.kernel = load_kernel(handle, state.cells.program, state.cells.kernel, state.cells.options);
+        return;
+      } catch (const Error &error) {
+        if (error.status != DNNOPS_NOT_SUPPORTED) throw;
+        state.cells.exist = false;  // cuDNN needs no kernel
+      }
     }
     set_pooling(state, call, problem);
     canonicalize_together(all, count);

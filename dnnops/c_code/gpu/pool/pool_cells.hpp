@@ -2,6 +2,7 @@
 #ifndef DNNOPS_CUDNN_POOL_CELLS_HPP
 #define DNNOPS_CUDNN_POOL_CELLS_HPP
 
+#include <algorithm>
 #include <climits>
 #include <string>
 
