@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor import as_tensor_variable
 
 from dnnops.arguments import switch
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.nnet.activation.op import ActivationBase, ActivationGrad
+from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.nnet.activation.op import Activation, ActivationBase, ActivationGrad
 from dnnops.nnet.validate import merge_shapes, named_operands
 
 __all__ = ["GpuDnnActivation", "GpuDnnActivationGrad"]
@@ -81,6 +81,7 @@ class GpuDnnActivation(GpuDnnActivationBase):
 
     operands = ("x",)
     overwrites = 0
+    abstract_class = Activation
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         (x,) = inputs
@@ -95,7 +96,7 @@ class GpuDnnActivation(GpuDnnActivationBase):
         return [gradient(x, outputs[0], gradient_like(tangents[0], x))]
 
 
-class GpuDnnActivationGrad(GpuDnnActivationBase):
+class GpuDnnActivationGrad(GpuDnnActivationBase, GpuAbstractOp):
     """Gradient of an activation, called as ``GpuDnnActivationGrad(mode, coef)(x, y, gy)``.
 
     `gy` is the gradient with respect to the output `y`. See `GpuDnnActivationBase` for the
@@ -108,22 +109,4 @@ class GpuDnnActivationGrad(GpuDnnActivationBase):
 
     operands = ("x", "y", "gy")
     overwrites = 2
-
-    # Second derivatives are built from host variables; rewrites move them to the device.
-
-    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
-        host = [as_tensor_variable(x) for x in inputs]
-        op = ActivationGrad(self.mode, self.coef)
-        gradients = op.pullback(host, [op(*host)], [as_tensor_variable(cotangents[0])])
-        return [as_gradient(gradient_like(g, x)) for g, x in zip(gradients, inputs, strict=True)]
-
-    def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        host = [as_tensor_variable(x) for x in inputs]
-        moved = [
-            t if isinstance(t.type, DisconnectedType) else as_tensor_variable(t) for t in tangents
-        ]
-        op = ActivationGrad(self.mode, self.coef)
-        (result,) = op.pushforward(host, [op(*host)], moved)
-        if isinstance(result.type, DisconnectedType):
-            return [result]
-        return [gradient_like(result, inputs[0])]
+    abstract_class = ActivationGrad

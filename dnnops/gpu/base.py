@@ -18,7 +18,7 @@ from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, numpy_dtype, widest_dtype
 from dnnops.errors import DnnError, DnnTypeError, DnnUnavailableError
 from dnnops.gpuarray.device import default_device, on_device
 from dnnops.gpuarray.layout import inverse
-from dnnops.gpuarray.op import infer_device, is_on_device
+from dnnops.gpuarray.op import DeviceOp, infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.build import CUDNN, RuntimeLibrary
@@ -123,7 +123,7 @@ def dense_copy(array: Any, memory_format: str) -> Any:
     return copy
 
 
-class CudnnOp(RuntimeOp):
+class CudnnOp(DeviceOp, RuntimeOp):
     """Base class of Ops that run on cuDNN, with operands in the memory of one device.
 
     Subclasses declare the same attributes as for any `RuntimeOp`. Operands of `TensorType`, such as

@@ -114,18 +114,25 @@ class GpuDnnBatchNormBase(CudnnOp):
     def _make_abstract(self, axes: Sequence[int]) -> Any:
         return self.abstract_class(tuple(axes))
 
-    def abstract(self, ndim: int) -> Any:
-        """Return the equivalent device-independent Op for arrays of rank `ndim`."""
+    def abstract_op(self) -> Any:
+        """Return the abstract Op that computes the same as a node, whose Op has axes."""
+        return self._make_abstract(self.axes)
+
+    def _with_axes(self, ndim: int) -> Self:
+        """Return the Op with the axes for arrays of rank `ndim`."""
         if self.axes is not None:
-            return self._make_abstract(self.axes)
-        return self._make_abstract((0,) if self.mode == "per-activation" else (0, *range(2, ndim)))
+            return self
+        of_mode = (0,) if self.mode == "per-activation" else (0, *range(2, ndim))
+        return self.replace(axes=of_mode)
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
         ndim = getattr(getattr(inputs[0], "type", inputs[0]), "ndim", 0) if inputs else 0
         if not ndim:
             raise DnnTypeError(f"{name}: x must have at least 1 dimension")
-        abstract = self.abstract(ndim)
+        # The C functions need the axes, so make them part of the Op.
+        op = self._with_axes(ndim)
+        abstract = op.abstract_op()
         if len(inputs) != len(abstract.operands):
             raise DnnTypeError(
                 f"{name}: expected the operands {', '.join(abstract.operands)}, "
@@ -155,8 +162,7 @@ class GpuDnnBatchNormBase(CudnnOp):
             else GpuArrayType(wanted, parameter_shape, device)()
             for is_data in abstract.data_results
         ]
-        # The C functions need the axes, so make them part of the Op.
-        return Apply(self.replace(axes=abstract.axes), list(given.values()), results)
+        return Apply(op, list(given.values()), results)
 
     def parameters(self) -> list[int]:
         mask = sum(1 << axis for axis in self.axes or (0,))
@@ -180,14 +186,14 @@ class GpuDnnBatchNormBase(CudnnOp):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
-        return inferred_shapes(self.abstract(node.inputs[0].type.ndim), node, shapes)
+        return inferred_shapes(self.abstract_op(), node, shapes)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return self.abstract(node.inputs[0].type.ndim).connection_pattern(node)
+        return self.abstract_op().connection_pattern(node)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         # Built from host variables; rewrites move the gradients to the device.
-        abstract = self.abstract(inputs[0].type.ndim)
+        abstract = self.abstract_op()
         host, results = ([as_tensor_variable(x) for x in xs] for xs in (inputs, outputs))
         gradients = abstract.pullback(
             host, results, [as_tensor_variable(g) if is_connected(g) else g for g in cotangents]
@@ -195,7 +201,7 @@ class GpuDnnBatchNormBase(CudnnOp):
         return _like(gradients, inputs, as_gradient)
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Variable]:
-        abstract = self.abstract(inputs[0].type.ndim)
+        abstract = self.abstract_op()
         host, results = ([as_tensor_variable(x) for x in xs] for xs in (inputs, outputs))
         moved = [as_tensor_variable(t) if is_connected(t) else t for t in tangents]
         return _like(abstract.pushforward(host, results, moved), outputs, lambda x: x)

@@ -17,6 +17,7 @@ import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.arguments import is_int, one_of, shown, switch, switch_or_flag
 from dnnops.compat import shape_inference
 from dnnops.config import flag_value
+from dnnops.dtypes import compute_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError
 from dnnops.gpu.algorithms import (
     DIRECTIONS,
@@ -251,6 +252,19 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[i != 2 or self.leading == 2] for i in range(len(node.inputs))]
 
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        operands, (alpha, *more) = inputs[: self.leading], inputs[self.leading :]
+        (out,) = super().host_expressions(*operands)
+        dtype = out.type.dtype
+        terms = [(alpha, out)]
+        if more and not _is_number(more[0], 0):  # cuDNN does not read what is multiplied by zero
+            terms.append((more[0], more[1]))
+        if len(terms) == 1 and _is_number(alpha, 1):
+            return [out]
+        wide = compute_dtype(dtype)
+        total, *others = (pt.cast(factor, wide) * pt.cast(x, wide) for factor, x in terms)
+        return [pt.cast(total + others[0] if others else total, dtype)]
+
     # The convolution's gradients with respect to the first two operands, times alpha.
     def _adjoints(self, first: Any, second: Any, g: Any, alpha: Any) -> list[Any]:
         raise NotImplementedError
@@ -314,6 +328,10 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         return [total]
 
 
+def _is_number(x: Any, number: float) -> bool:
+    return isinstance(x, Constant) and float(x.data) == number
+
+
 def _inner_product(x: Any, y: Any) -> Any:
     product = pt.as_tensor_variable(x) * pt.as_tensor_variable(y)
     return product.sum(dtype="float64")
@@ -328,6 +346,7 @@ class GpuDnnConv(GpuDnnConvBase):
     """
 
     direction = "forward"
+    abstract_class = Conv
     operand_names = ("img", "kerns")
     leading = 2
     packed_operands = (1,)
@@ -356,6 +375,7 @@ class GpuDnnConvGradI(GpuDnnConvBase):
     """
 
     direction = "grad_inputs"
+    abstract_class = ConvGradInputs
     operand_names = ("kerns", "topgrad")
     leading = 3
     packed_operands = (0,)
@@ -388,6 +408,7 @@ class GpuDnnConvGradW(GpuDnnConvBase):
     """
 
     direction = "grad_weights"
+    abstract_class = ConvGradWeights
     operand_names = ("img", "topgrad")
     leading = 3
     packed_operands = (5,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
@@ -53,6 +54,13 @@ class _GpuCrossEntropyOp(GpuExpressionOp, CrossEntropyBase):
         """Return the Op whose costs are float32, also for scores of 16 bits."""
         return type(self)(self.every_row, self.one_for_all, float32_costs=True)
 
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        if self.float32_costs:
+            inputs = tuple(
+                pt.cast(x, "float32") if x.type.dtype in HALF_DTYPES else x for x in inputs
+            )
+        return list(self.abstract_op().make_node(*inputs).outputs)
+
     def costs_dtype(self, x: Any) -> str:
         """Return the dtype of the costs, and of the gradient with respect to them."""
         is_wide = self.float32_costs and x.type.dtype in HALF_DTYPES
@@ -93,6 +101,7 @@ class GpuCrossEntropy(_GpuCrossEntropyOp, CrossEntropy):
     """
 
     is_gradient = False
+    abstract_class = CrossEntropy
 
     def make_node(self, x: Any, labels: Any) -> Apply:
         x, labels = self._operands(labels, x=x)
@@ -123,6 +132,7 @@ class GpuCrossEntropyGrad(_GpuCrossEntropyOp, CrossEntropyGrad):
     """
 
     is_gradient = True
+    abstract_class = CrossEntropyGrad
 
     def make_node(self, g: Any, x: Any, labels: Any, statistics: Any) -> Apply:
         g, x, labels = self._operands(labels, g=g, x=x)

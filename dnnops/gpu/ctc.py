@@ -30,6 +30,7 @@ class GpuCTCBase(CudnnOp, CTC):
 
     function = "dnnops_cudnn_ctc"
     contiguous_only = True
+    abstract_class = CTC
     #: ``Implementation`` in ``ctc.cpp``.
     implementation: ClassVar[int]
 

@@ -26,9 +26,9 @@ class GpuAbstractOp(CudnnOp):
     #: because they are functions of the other operands.
     extra_operands: ClassVar[tuple[str, ...]] = ()
 
-    def abstract(self) -> Any:
-        """Return the abstract Op that computes the same."""
-        raise NotImplementedError
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Apply the abstract Op to the operands that it takes, too."""
+        return super().host_expressions(*self.shared(inputs))
 
     def shared(self, operands: Sequence[Any]) -> list[Any]:
         """Return the operands that the abstract Op takes, too."""
@@ -39,7 +39,7 @@ class GpuAbstractOp(CudnnOp):
         return [x for name, x in named if name not in self.extra_operands]
 
     def _abstract_node(self, inputs: Any) -> Apply:
-        return self.abstract().make_node(*_on_host(self.shared(inputs)))
+        return self.abstract_op().make_node(*_on_host(self.shared(inputs)))
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         node = self._abstract_node(inputs)
@@ -60,6 +60,10 @@ class GpuAbstractOp(CudnnOp):
 
 class GpuExpressionOp(CudnnOp, ExpressionOp):
     """A `CudnnOp` that is differentiated through PyTensor expressions for its results."""
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Return the expressions that are differentiated."""
+        return self._expressions(*inputs)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         gradients = ExpressionOp.pullback(self, _on_host(inputs), outputs, _on_host(cotangents))

@@ -126,7 +126,7 @@ class GpuDnnDivisiveNormalization(_GpuDnnDivisive, DivisiveNormalization):
 
     is_gradient = False
 
-    def abstract(self) -> DivisiveNormalization:
+    def abstract_op(self) -> DivisiveNormalization:
         cls = CenteredDivisiveNormalization if self.has_means else DivisiveNormalization
         return cls(*self._arguments)
 
@@ -161,6 +161,6 @@ class GpuDnnDivisiveNormalizationGrad(_GpuDnnDivisive, DivisiveNormalizationGrad
                 "for even windows; GpuDnnDivisiveNormalization computes theirs with other Ops"
             )
 
-    def abstract(self) -> DivisiveNormalizationGrad:
+    def abstract_op(self) -> DivisiveNormalizationGrad:
         cls = CenteredDivisiveNormalizationGrad if self.has_means else DivisiveNormalizationGrad
         return cls(*self._arguments)

@@ -51,6 +51,7 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
     """
 
     function = "dnnops_cudnn_dropout"
+    abstract_class = Dropout
 
     def make_node(self, x: Any, p: Any, state: Any = None) -> Apply:
         if isinstance(p, GpuDnnDropoutDesc):
@@ -96,6 +97,7 @@ class GpuDnnDropoutGrad(_GpuDropout, DropoutGrad):
     """
 
     function = "dnnops_cudnn_dropout_grad"
+    abstract_class = DropoutGrad
 
     def make_node(self, gy: Any, p: Any, reserve: Any) -> Apply:
         name = type(self).__name__

@@ -52,13 +52,11 @@ class GpuDnnLRN(GpuWindowNormBase, LRN):
 
     function = "dnnops_cudnn_lrn"
     is_gradient = False
+    abstract_class = LRN
 
     @classmethod
     def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable]:
         return [context.apply_once(cls.from_abstract(op), *inputs)]
-
-    def abstract(self) -> LRN:
-        return LRN(self.n, self.alpha, self.beta, self.k)
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         op: Any = GpuDnnLRNGrad(self.n, self.alpha, self.beta, self.k)
@@ -77,6 +75,7 @@ class GpuDnnLRNGrad(GpuWindowNormBase, LRNGrad):
     operands = ("x", "y", "gy")
     extra_operands = ("y",)
     is_gradient = True
+    abstract_class = LRNGrad
 
     @classmethod
     def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable]:
@@ -84,6 +83,3 @@ class GpuDnnLRNGrad(GpuWindowNormBase, LRNGrad):
         x, gy = inputs
         y = context.apply_once(GpuDnnLRN.from_abstract(op), x)
         return [cls.from_abstract(op)(x, y, gy)]
-
-    def abstract(self) -> LRNGrad:
-        return LRNGrad(self.n, self.alpha, self.beta, self.k)

@@ -10,7 +10,11 @@ from pytensor.graph.basic import Apply, Variable
 from dnnops.arguments import one_of, switch_or_flag
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
-from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPoolOperands
+from dnnops.gpu.pool_kernels import (
+    GpuMaxPoolGradGrad,
+    GpuPoolGradOperands,
+    GpuPoolOperands,
+)
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC, POOL_MODES
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, ModePoolBase, Pool
@@ -135,6 +139,7 @@ class GpuDnnPool(GpuDnnPoolBase):
     """
 
     operands = ("x",)
+    abstract_class = Pool
     pooled_result = True
     connected = ("x",)
     is_gradient = False
@@ -158,7 +163,7 @@ class GpuDnnPool(GpuDnnPoolBase):
 
 @implements(MaxPoolGrad, on=GPU_CUDNN, operands=(0, 1, 2))
 @implements(AveragePoolGrad, on=GPU_CUDNN, operands=(0, 1))
-class GpuDnnPoolGrad(GpuDnnPoolBase):
+class GpuDnnPoolGrad(GpuPoolGradOperands, GpuDnnPoolBase):
     """Gradient of pooling on cuDNN, called as ``op(x, out, gz, ws, stride, pad)``.
 
     `out` is the pooling output; its values matter only for max pooling. `gz` is the gradient with

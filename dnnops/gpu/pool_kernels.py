@@ -34,7 +34,13 @@ from dnnops.nnet.pool.op import (
 from dnnops.nnet.validate import int_vector, named_operands, static_vector
 from dnnops.runtime.implementations import implements
 
-__all__ = ["GpuMaxPoolGradGrad", "GpuPool", "GpuPoolGrad", "GpuPoolOperands"]
+__all__ = [
+    "GpuMaxPoolGradGrad",
+    "GpuPool",
+    "GpuPoolGrad",
+    "GpuPoolGradOperands",
+    "GpuPoolOperands",
+]
 
 #: As in ``pool_kernels.cuh``: threads of a block, and the largest size and length of a tile.
 _THREADS = 256
@@ -185,6 +191,18 @@ class GpuPoolOperands(ModePoolBase):
         return Apply(self, [*data, *vectors], [output_type()])
 
 
+class GpuPoolGradOperands(GpuPoolOperands):
+    """Mixin for the gradient of maxima as well as of averages and sums."""
+
+    deterministic = False
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        x, _, gz, *vectors = inputs
+        if self.mode == "max":
+            return [MaxPoolGrad(self.ndim, self.ignore_border, self.deterministic)(*inputs)]
+        return [AveragePoolGrad(self.ndim, self.mode, self.ignore_border)(x, gz, *vectors)]
+
+
 class GpuKernelPool(GpuOp, GpuPoolOperands):
     """Base class of pooling Ops with one kernel; see `dnnops.nnet.pool.op.ModePoolBase`."""
 
@@ -249,6 +267,7 @@ class GpuPool(GpuKernelPool):
     pooled_result = True
     connected = ("x",)
     kernel = "pool"
+    abstract_class = Pool
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
         x, *vectors = inputs
@@ -278,7 +297,7 @@ class GpuPool(GpuKernelPool):
     ],
     operands=(0, 1),
 )
-class GpuPoolGrad(GpuKernelPool):
+class GpuPoolGrad(GpuPoolGradOperands, GpuKernelPool):
     """Gradient of `GpuPool`, called as ``op(x, out, gz, ws, stride, pad)``; `out` isn't read."""
 
     operands = ("x", "maxout", "gz")
@@ -322,6 +341,9 @@ class GpuMaxPoolGradGrad(GpuKernelPool):
     pooled_result = True
     connected = ("x", "ggx")
     kernel = "pool_grad_grad"
+
+    def abstract_op(self) -> MaxPoolGradGrad:
+        return MaxPoolGradGrad(self.ndim, self.ignore_border)
 
     def _read(self, arrays: Any) -> Any:
         return arrays[0], arrays[2]

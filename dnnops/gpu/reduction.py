@@ -159,6 +159,12 @@ class GpuDnnReduction(GpuExpressionOp):
             moved[0] = gradient_like(products.sum(axis=self.axis or ()), outputs[0])
         return moved
 
+    def host_expressions(self, x: Any) -> list[Any]:
+        value, *indices = self._expressions(x)
+        if indices and self.axis:
+            indices = [pt.argmax(x if self.red_op == "maximum" else -x, axis=self.axis)]
+        return [value, *indices]
+
     def _expressions(self, x: Any) -> list[Any]:
         """Return the results as PyTensor expressions, from which the derivatives are taken."""
         axes = self.axis

@@ -69,6 +69,9 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
             return None
         return super().build(op, inputs, context)
 
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        return list(self.abstract_op().make_node(*inputs).outputs)
+
     def _read_flags(self, allow_tf32: bool | None, deterministic: bool | None) -> None:
         name = type(self).__name__
         for what, value in (("allow_tf32", allow_tf32), ("deterministic", deterministic)):
@@ -125,6 +128,7 @@ class GpuDnnRNNForward(GpuDnnRNNBase, GpuExpressionOp, RNNForward):
 
     __props__ = (*GpuDnnRNNBase.network_props, "keeps_reserve")
     function = "dnnops_cudnn_rnn_forward"
+    abstract_class = RNNForward
 
     def __init__(
         self,
@@ -206,6 +210,7 @@ class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
 
     __props__ = (*GpuDnnRNNBase.network_props, "by_x", "inplace")
     function = "dnnops_cudnn_rnn_backward"
+    abstract_class = RNNBackward
     #: No result reuses the memory of the reserve.
     reused_inputs: ClassVar[dict[int, list[int]]] = {}
 
@@ -222,6 +227,9 @@ class GpuDnnRNNBackward(GpuDnnRNNBase, GpuExpressionOp, RNNBackward):
         self.inplace = switch(type(self).__name__, "inplace", inplace)
         if self.inplace:
             self.destroy_map = {0: [self.all_operands.index("reserve")]}
+
+    def opaque_operands(self) -> tuple[int, ...]:
+        return (self.all_operands.index("reserve"),)
 
     def parameters(self) -> list[int]:
         return self._words(self.by_x, self.inplace)

@@ -128,6 +128,9 @@ class GpuDnnSoftmax(GpuDnnSoftmaxBase):
 
     operands = ("x",)
 
+    def abstract_op(self) -> WholeSoftmax:
+        return WholeSoftmax(self.axis, self.algo == "log")
+
     def _grad(self) -> GpuDnnSoftmaxGrad:
         return GpuDnnSoftmaxGrad(self.algo, self.mode, self.axis)
 
@@ -156,6 +159,5 @@ class GpuDnnSoftmaxGrad(GpuDnnSoftmaxBase, GpuAbstractOp):
 
     operands = ("gz", "out")
 
-    def abstract(self) -> SoftmaxGrad | LogSoftmaxGrad:
-        """Return the abstract Op that computes the same."""
+    def abstract_op(self) -> SoftmaxGrad | LogSoftmaxGrad:
         return (LogSoftmaxGrad if self.algo == "log" else SoftmaxGrad)(self.axis)

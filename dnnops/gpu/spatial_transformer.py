@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor import as_tensor_variable
@@ -53,15 +54,10 @@ class _TransformerOp(GpuAbstractOp):
     kind: ClassVar[int]
     #: Whether the Op uses dnnops kernels instead of cuDNN.
     kernels: ClassVar[bool] = False
-    #: Class of the abstract Op that computes the same.
-    abstract_class: ClassVar[type]
     deterministic = False
 
     def parameters(self) -> list[int]:
         return [self.kind, int(self.kernels), int(self.deterministic)]
-
-    def abstract(self) -> Any:
-        return self.abstract_class()
 
     def _output(self, like: Any, shape: Any) -> Any:
         return GpuArrayType(like.type.dtype, tuple(shape), like.type.device)()
@@ -94,6 +90,15 @@ class GpuDnnTransformerGrid(_TransformerOp, SpatialTransformerGrid):
         shape = self._check(theta.type.shape, static_vector(out_shape, 2))
         return Apply(self, [theta, out_shape], [self._output(theta, shape)])
 
+    def host_expressions(self, theta: Any, out_shape: Any) -> list[Any]:
+        (grid,) = super().host_expressions(theta, out_shape)
+        if self.kernels or not {1, None} & {*static_vector(out_shape, 2)}:
+            return [grid]
+        # cuDNN's single row or column lies at -1, that of the abstract Op at 0.
+        is_single = pt.eq(out_shape[::-1], 1)
+        moved = pt.switch(is_single, theta[:, :, :2], pt.zeros_like(theta[:, :, :2]))
+        return [grid - moved.sum(axis=2)[:, None, None, :]]
+
     # Grid and gradient are linear and each other's transpose, so derivatives of all orders use the
     # same points.
 
@@ -125,6 +130,14 @@ class GpuDnnTransformerGradT(_TransformerOp, SpatialTransformerGridGrad):
         (dgrid,) = device_operands(type(self).__name__, 4, dgrid=dgrid)
         self._check(dgrid.type.shape)
         return Apply(self, [dgrid], [self._output(dgrid, (dgrid.type.shape[0], 2, 3))])
+
+    def host_expressions(self, dgrid: Any) -> list[Any]:
+        (dtheta,) = super().host_expressions(dgrid)
+        if self.kernels or not {1, None} & {*dgrid.type.shape[1:3]}:
+            return [dtheta]
+        total = dgrid.sum(axis=(1, 2))[:, :, None]
+        is_single = pt.stack([pt.eq(dgrid.shape[2], 1), pt.eq(dgrid.shape[1], 1), np.array(False)])
+        return [dtheta - pt.switch(is_single, total, pt.zeros_like(total))]
 
     def _grid(self) -> Any:
         return GpuDnnTransformerGrid()

@@ -46,6 +46,8 @@ class GpuWindowSum(GpuOp, WindowSum):
     See `WindowSum` for the parameters.
     """
 
+    abstract_class = WindowSum
+
     def make_node(self, x: Any) -> Apply:
         name = type(self).__name__
         (x,) = device_operands(name, None, **named_operands(name, ("x",), (x,)))

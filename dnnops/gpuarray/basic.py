@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.lib.array_utils import normalize_axis_index
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor.basic import infer_static_shape
+from pytensor.tensor.basic import AllocEmpty, infer_static_shape
 from pytensor.tensor.shape import SpecifyShape
 
 from dnnops.compat import shape_inference
+from dnnops.dtypes import host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.gpuarray.layout import is_reshaped_view
 from dnnops.gpuarray.op import GpuOp, MirrorOp, depends_on_values, infer_device, is_on_device
@@ -177,6 +178,10 @@ class GpuAllocEmpty(GpuOp):
         """Return the operands, which are the shape."""
         return [node.inputs]
 
+    def host_expressions(self, *shape: Any) -> list[Any]:
+        """Allocate a host array without filling it."""
+        return [AllocEmpty(host_dtype(self.dtype))(*shape)]
+
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         """Disconnect the output, since its values don't depend on the operands."""
         return [[False] for _ in node.inputs]
@@ -301,6 +306,10 @@ class GpuContiguous(GpuOp):
         """Build the node from a device variable."""
         x = as_gpuarray_variable(x)
         return Apply(self, [x], [x.type()])
+
+    def host_expressions(self, x: Any) -> list[Any]:
+        """Return the operand: layouts in memory are not part of the graph."""
+        return [x]
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:

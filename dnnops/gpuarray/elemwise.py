@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from pytensor.graph.basic import Apply
-from pytensor.scalar.basic import ScalarOp
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant
+from pytensor.scalar.basic import Composite, ScalarOp
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import shape_inference
@@ -95,6 +97,10 @@ class GpuElemwise(GpuOp):
                     f"{self}: output {o} of type {want} cannot overwrite an operand of type {have}"
                 )
         return Apply(self, list(inputs), outputs)
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Apply the scalar Op on the host, a fused one as the Ops that it consists of."""
+        return elementwise_expressions(self.scalar_op, inputs)
 
     def _dtypes(self, inputs: tuple[Any, ...]) -> tuple[str, ...]:
         if self.out_dtypes is not None:
@@ -227,6 +233,41 @@ class GpuElemwise(GpuOp):
         inplace = f",inplace{dict(self.inplace_pattern)}" if self.inplace_pattern else ""
         dtypes = f",{'/'.join(self.out_dtypes)}" if self.out_dtypes else ""
         return f"GpuElemwise{{{self.scalar_op}{dtypes}{inplace}}}"
+
+
+def elementwise_expressions(scalar_op: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of a scalar Op on host arrays; those of a fused one step by step.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+    inputs : sequence of TensorVariable
+        Their dtypes may differ from those of a fused Op.
+
+    Returns
+    -------
+    list of TensorVariable
+    """
+    # PyTensor 3.0 rebuilds some fused Ops wrongly for other dtypes.
+    if not isinstance(scalar_op, Composite):
+        return Elemwise(scalar_op).make_node(*inputs).outputs
+    inner = scalar_op.fgraph
+    known: dict[Any, Any] = dict(zip(inner.inputs, inputs, strict=True))
+    for node in inner.toposort():
+        operands = [
+            pt.constant(x.data, dtype=x.type.dtype) if isinstance(x, Constant) else known[x]
+            for x in node.inputs
+        ]
+        known.update(zip(node.outputs, elementwise_expressions(node.op, operands), strict=True))
+    # Results that read only some operands have the shape of all of them, too.
+    ndim = max(x.type.ndim for x in inputs)
+    patterns = [(True,) * (ndim - x.type.ndim) + x.type.broadcastable for x in inputs]
+    wanted = tuple(map(all, zip(*patterns, strict=True)))
+    found = [known[z] for z in inner.outputs]
+    return [
+        z if z.type.broadcastable == wanted else pt.broadcast_to(z, pt.broadcast_shape(*inputs))
+        for z in found
+    ]
 
 
 def can_run(scalar_op: ScalarOp, in_dtypes: tuple[str, ...]) -> bool:

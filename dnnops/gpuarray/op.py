@@ -18,7 +18,7 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import inferred_shapes, shape_inference
-from dnnops.errors import DnnCompileError, DnnTypeError
+from dnnops.errors import DnnCompileError, DnnNotSupportedError, DnnTypeError
 from dnnops.gpuarray.device import is_current, on_device
 from dnnops.gpuarray.type import GpuArrayType
 
@@ -74,7 +74,58 @@ def depends_on_values(variables: Iterable[Variable]) -> bool:
     return False
 
 
-class GpuOp(Op):
+class DeviceOp(Op):
+    """Base class of all Ops on device arrays.
+
+    :meth:`host_expressions` says what an Op computes, in Ops for the host. Derivatives that no GPU
+    Op computes are built from it, and `dnnops.layers.convert` moves nodes back to the host with it.
+    """
+
+    #: The class of the abstract Op that computes the same. Its parameters are attributes of the
+    #: device Op. None if no single Op does.
+    abstract_class: ClassVar[Any] = None
+
+    def opaque_operands(self) -> tuple[int, ...]:
+        """Return the indices of operands that only the library that wrote them can read."""
+        return ()
+
+    def abstract_op(self) -> Any:
+        """Return the abstract Op that computes the same.
+
+        Raises
+        ------
+        DnnNotSupportedError
+            If there is none.
+        """
+        if self.abstract_class is None:
+            raise DnnNotSupportedError(f"{type(self).__name__} has no counterpart on the host")
+        names = self.abstract_class.__props__
+        return self.abstract_class(**{name: getattr(self, name) for name in names})
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Return the results as expressions of abstract Ops and those of PyTensor.
+
+        Ops that overwrite operands have the expressions of those that do not.
+
+        Parameters
+        ----------
+        *inputs : TensorVariable
+            The operands on the host. Those of dtype bfloat16 are float32 there.
+
+        Returns
+        -------
+        list of TensorVariable
+            They may have other floating-point dtypes than the results on the device.
+
+        Raises
+        ------
+        DnnNotSupportedError
+            If no Ops on the host compute the same.
+        """
+        return list(self.abstract_op().make_node(*inputs).outputs)
+
+
+class GpuOp(DeviceOp):
     """Base class of Ops that compute with CuPy on the device of their inputs.
 
     A subclass implements ``compute(node, *inputs)``, which returns the value of the output, or
@@ -226,6 +277,15 @@ class MirrorOp(GpuOp):
             for out in node.outputs
         ]
         return Apply(op, operands, outputs)
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Apply the host Op, which does not overwrite its operands then."""
+        host_op = self.host_op
+        if host_op.destroy_map:
+            host_op = copy.copy(host_op)
+            setattr(host_op, self.inplace_parameter, False)
+            host_op.destroy_map = {}
+        return list(host_op.make_node(*inputs).outputs)
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
@@ -55,6 +56,16 @@ class GpuPad(GpuOp):
             raise DnnValueError(f"GpuPad: pads {self.pads} do not fit {x.type}")
         shape = self._padded(x.type.shape)
         return Apply(self, [x], [GpuArrayType(x.type.dtype, shape, x.type.device)()])
+
+    def host_expressions(self, x: Any) -> list[Any]:
+        """Return a part of the operand, or zeros of which a part is set to it."""
+        if self._crops:
+            parts = [slice(-a, x.shape[i] + b) for i, (a, b) in enumerate(self.pads)]
+            return [x[tuple(parts)]]
+        lengths = [x.shape[i] + a + b for i, (a, b) in enumerate(self.pads)]
+        inside = tuple(slice(a, a + x.shape[i]) for i, (a, _) in enumerate(self.pads))
+        zeros = pt.zeros(lengths, dtype=x.type.dtype)
+        return [pt.set_subtensor(zeros[inside], x)]
 
     def _padded(self, shape: Any) -> list[Any]:
         lengths = [

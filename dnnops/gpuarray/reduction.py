@@ -21,6 +21,7 @@ from pytensor.scalar.basic import (
     ScalarMinimum,
     ScalarOp,
 )
+from pytensor.tensor.basic import cast as host_cast
 from pytensor.tensor.elemwise import CAReduce
 
 from dnnops.dtypes import DTYPES, FLOAT_DTYPES, compute_dtype
@@ -133,6 +134,13 @@ class GpuCAReduce(MirrorOp):
 
     def with_host_op(self, host_op: Op) -> GpuCAReduce:
         return GpuCAReduce(host_op, self.premap)
+
+    def host_expressions(self, x: Any) -> list[Any]:
+        """Apply the function before the reduction in at least float32."""
+        if self.premap:
+            x = host_cast(x, compute_dtype(x.type.dtype))
+            x = abs(x) if self.premap == "abs" else x * x
+        return super().host_expressions(x)
 
     def prepare(self, node: Apply, x: Any) -> PreparedCall | None:
         from dnnops.gpuarray.prepared.pending import Pending

@@ -9,12 +9,13 @@ from pytensor.gradient import DisconnectedType, disconnected_type
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar.basic import identity
 from pytensor.tensor import as_tensor_variable
+from pytensor.tensor.basic import cast as host_cast
 from pytensor.tensor.basic import register_transfer
 from pytensor.tensor.type import TensorType
 
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
-from dnnops.dtypes import FLOAT_DTYPES, dtype_name
+from dnnops.dtypes import FLOAT_DTYPES, dtype_name, host_dtype
 from dnnops.errors import DnnTypeError
 from dnnops.gpuarray.deferred import raise_deferred
 from dnnops.gpuarray.device import check_device, default_device, device_from_target
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 class _Conversion(GpuOp):
     """Base class of Ops whose output has the shape of their only input and is linear in it."""
+
+    def host_expressions(self, x: Any) -> list[Any]:
+        """Return the operand, which is on the host already."""
+        return [x]
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
@@ -169,6 +174,10 @@ class GpuCast(_Conversion):
         """Build the node from a device variable."""
         infer_device(x)
         return Apply(self, [x], [x.type.clone(dtype=self.dtype)()])
+
+    def host_expressions(self, x: Any) -> list[Any]:
+        """Return the operand in the dtype that the host has for this Op's."""
+        return [host_cast(x, host_dtype(self.dtype))]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         """Disconnect casts to or from integers, which have no gradient."""

@@ -288,6 +288,7 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
     """
 
     function = "dnnops_cudnn_declared_graph"
+    abstract_class = DeclaredGraph
 
     def __init__(self, data: str) -> None:
         super().__init__(data)
@@ -307,9 +308,6 @@ class GpuDeclaredGraph(GpuAbstractOp, DeclaredGraph):
             except DnnNotSupportedError:
                 return None  # the operations are computed one by one
         return [cast(x, host_dtype(x.type.dtype)) for x in node.outputs]
-
-    def abstract(self) -> DeclaredGraph:
-        return DeclaredGraph(self.data)
 
     def make_node(self, *inputs: Any) -> Apply:
         self._check_count(inputs)

@@ -14,7 +14,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 
-from tests.emulation.host_graphs import elementwise
+from dnnops.gpuarray.elemwise import elementwise_expressions
 from tests.oracle import RELATIVE_ERROR
 
 __all__ = ["Program", "distance"]
@@ -27,7 +27,7 @@ def _parts(node: Apply, inputs: Sequence[Any]) -> list[Any] | None:
         given = dict(zip(op.inner_inputs, inputs, strict=True))
         return _inlined(clone_replace(op.inner_outputs, given))
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, Composite):
-        return elementwise(op.scalar_op, inputs)
+        return elementwise_expressions(op.scalar_op, inputs)
     return None
 
 

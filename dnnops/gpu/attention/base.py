@@ -119,9 +119,9 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
         rows = self.operands[operand] in ("query", "key", "value", "out", "gout")
         return TAKES_ROWS if rows else super()._layouts(operand)
 
-    def abstract(self) -> AttentionBase:
-        """Return the abstract Op that computes the same."""
-        return self.abstract_class(self.scale, self.is_causal, self.optional)
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        # Attention without statistics has one result.
+        return super().host_expressions(*inputs)[: len(self.results)]
 
 
 class GpuAttentionForward(GpuAttentionBase, OptionalResultOp):

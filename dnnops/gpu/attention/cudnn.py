@@ -87,14 +87,15 @@ class GpuDnnAttentionBase(GpuAttentionBase):
             return made.outputs
         return [cast(out, "float32") for out in made.outputs]
 
-    def abstract(self) -> AttentionBase:
-        """Return the abstract Op that computes the same, without cuDNN's random numbers."""
+    def abstract_op(self) -> AttentionBase:
+        """Return the abstract Op that computes the same; there is none with dropout."""
         if self.dropout:
             raise DnnNotSupportedError(
-                f"{type(self).__name__}: with dropout, the output can only be differentiated with"
-                " respect to query, key and value, because no other Op draws cuDNN's random numbers"
+                f"{type(self).__name__}: with dropout, there is no counterpart on the host, and the"
+                " output can only be differentiated with respect to query, key and value, because"
+                " no other Op draws cuDNN's random numbers"
             )
-        return super().abstract()
+        return super().abstract_op()
 
 
 @implements(Attention, on=GPU_CUDNN, operands=device_arrays, heavy=_is_half)

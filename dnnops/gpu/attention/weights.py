@@ -23,7 +23,7 @@ from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.blas import GpuBatchedDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.attention.op import Attention, AttentionGrad
+from dnnops.nnet.attention.op import Attention, AttentionGrad, largest_score
 from dnnops.nnet.validate import merge_shapes, named_operands
 from dnnops.runtime.implementations import BuildContext, implements
 
@@ -156,6 +156,25 @@ class _GpuAttentionWeightsBase(CudnnOp):
                 )
         return {o: moved[o] for o in given}, scores.dtype
 
+    def _scores(self, inputs: Any) -> Any:
+        """Return an expression for the scaled scores, minus infinity where masked out."""
+        named = dict(zip((*self.leading, *self.optional), inputs, strict=True))
+        scores = named["scores"] * np.asarray(self.scale, named["scores"].type.dtype)
+        mask = named.get("mask")
+        if mask is not None and mask.type.dtype != "bool":
+            scores = scores + mask
+        row = pt.arange(scores.shape[2]).dimshuffle(0, "x")
+        column = pt.arange(scores.shape[3]).dimshuffle("x", 0)
+        seen = [mask] if mask is not None and mask.type.dtype == "bool" else []
+        if self.is_causal:
+            seen.append((column <= row).dimshuffle("x", "x", 0, 1))
+        for name, positions in (("query_lengths", row), ("key_lengths", column)):
+            if name in named:
+                seen.append(positions < named[name].dimshuffle(0, "x", "x", "x"))
+        for condition in seen:
+            scores = pt.switch(condition, scores, np.asarray(-np.inf, scores.type.dtype))
+        return scores
+
 
 @implements(Attention, on=GPU_PRODUCTS, operands=device_arrays)
 class GpuAttentionWeights(_GpuAttentionWeightsBase):
@@ -174,6 +193,17 @@ class GpuAttentionWeights(_GpuAttentionWeightsBase):
         scores = operands["scores"].type
         stats = GpuArrayType(compute_dtype(dtype), scores.shape[:3], scores.device)
         return Apply(self, list(operands.values()), [scores(), stats()])
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        scores = self._scores(inputs)
+        largest = largest_score(scores)
+        largest = pt.switch(pt.isneginf(largest), pt.zeros_like(largest), largest)
+        weights = pt.exp(scores - largest)
+        total = weights.sum(axis=3, keepdims=True)
+        safe = pt.switch(total > 0, total, pt.ones_like(total))
+        none = np.asarray(-np.inf, total.type.dtype)
+        stats = pt.switch(total > 0, pt.log(safe) + largest, none)
+        return [weights / safe, stats[:, :, :, 0]]
 
     @classmethod
     def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
@@ -205,6 +235,14 @@ class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
         shape = merge_shapes(name, scores=scores.shape, by_weights=by_weights.shape)
         results = [scores.clone(shape=shape)() for _ in range(2)]
         return Apply(self, list(operands.values()), results)
+
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        scores, (_, by_weights, stats) = self._scores(inputs), inputs[:3]
+        stats = stats.dimshuffle(0, 1, 2, "x")
+        weights = pt.switch(pt.isneginf(stats), pt.zeros_like(scores), pt.exp(scores - stats))
+        inner = (weights * by_weights).sum(axis=3, keepdims=True)
+        scale = np.asarray(self.scale, scores.type.dtype)
+        return [weights, weights * (by_weights - inner) * scale]
 
     @classmethod
     def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:

@@ -93,7 +93,7 @@ class _Forward(_Fused):
 
     def _expressions(self, *inputs: Any) -> list[Any]:
         plain = inputs[: len(inputs) - self.addend]
-        out, *others = self.abstract(inputs[0].type.ndim)(*plain, return_list=True)
+        out, *others = self.abstract_op()(*plain, return_list=True)
         if self.addend:
             out += inputs[-1]
         if self.relu:
@@ -277,5 +277,5 @@ class GpuDnnBatchNormActivationGrad(_Fused, GpuDnnBatchNormGrad):
         if self.slope_at_nan:
             has_slope = has_slope | pt.isnan(y)
         masked = pt.switch(has_slope, gout, pt.zeros_like(gout))
-        results = self.abstract(x.type.ndim)(x, masked, scale, mean, invstd, return_list=True)
+        results = self.abstract_op()(x, masked, scale, mean, invstd, return_list=True)
         return [*results, masked] if self.addend else results

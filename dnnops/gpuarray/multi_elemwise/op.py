@@ -142,6 +142,11 @@ class GpuMultiElemwise(GpuOp):
             outputs += [GpuArrayType(z.dtype, shape, z.device)() for z in _types(first.outputs)]
         return Apply(self, list(inputs), outputs)
 
+    def host_expressions(self, *inputs: Any) -> list[Any]:
+        """Apply the scalar Op to the operands of each item."""
+        items = [self.operands(inputs, item) for item in range(self.count)]
+        return [z for operands in items for z in self.single.host_expressions(*operands)]
+
     def _fits(self, operands: Sequence[Any], first: Apply) -> bool:
         types = _types(operands)
         if [t.dtype for t in types] != [x.type.dtype for x in first.inputs]:

@@ -289,7 +289,7 @@ class Attention(AttentionBase):
         scores, _ = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         # A fully masked row has no finite maximum; its weights become zeros.
-        largest = _without_infinity(library, _largest(scores))
+        largest = _without_infinity(library, largest_score(scores))
         weights = library.exp(scores - largest)
         total = weights.sum(axis=3, keepdims=True)
         safe = library.where(total > 0, total, _number(1, total))
@@ -374,7 +374,7 @@ def _heads(x: Any) -> int | None:
     return x.shape[1] if isinstance(x, np.ndarray) else x.type.shape[1]
 
 
-def _largest(scores: Any) -> Any:
+def largest_score(scores: Any) -> Any:
     """Return the largest score of each query, or minus infinity if there are no keys."""
     if isinstance(scores, np.ndarray):
         return scores.max(axis=3, keepdims=True, initial=-np.inf)

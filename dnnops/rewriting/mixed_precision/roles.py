@@ -160,7 +160,7 @@ def _rnn_role(op: Any, node: Apply) -> Role:
 
 @_role.register(GpuDnnBatchNormBase)
 def _batch_norm_role(op: Any, node: Apply) -> Role:
-    abstract = op.abstract(node.inputs[0].type.ndim)
+    abstract = op.abstract_op()
     results = (i for i, is_data in enumerate(abstract.data_results) if is_data)
     return Role(Kind.DATA, tuple(range(len(abstract.data))), tuple(results))
 

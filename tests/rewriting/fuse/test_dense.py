@@ -38,10 +38,10 @@ INNER, COLUMNS = 5, 6
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    monkeypatch.setitem(
-        host_graphs._LOWERED,
+    monkeypatch.setattr(
         GpuElemwise,
-        lambda op, x: Elemwise(op.scalar_op).make_node(*x).outputs,
+        "host_expressions",
+        lambda op, *x: Elemwise(op.scalar_op).make_node(*x).outputs,
     )
     with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
         yield
