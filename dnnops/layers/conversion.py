@@ -20,6 +20,7 @@ from dnnops.gpuarray.device import default_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu
 from dnnops.layers.layer import Layer
+from dnnops.layers.to_host import ToHost
 from dnnops.nnet import Activation, WholeSoftmax
 from dnnops.rewriting.cpu.ops import local_to_onednn
 from dnnops.rewriting.move.context import LiftContext
@@ -47,10 +48,11 @@ def convert(net: T, library: Library, exclude: Callable[[Any], Any] | None = Non
     library : {'cudnn', 'onednn', 'abstract'}
         'cudnn' moves nodes to the GPU, where cuDNN, or kernels of dnnops that take its place, run
         them; 'onednn' lets oneDNN run them on the CPU; 'abstract' leaves the choice to the mode
-        again.
+        again, and moves nodes that are on a GPU back to the host.
     exclude : callable, optional
         Function that is called with each layer, or with each node of a graph, before it is
-        converted. If it returns a true value, the layer or node is left as it is.
+        converted. If it returns a true value, the layer or node is left as it is, and gets
+        transfers if its neighbors move.
 
     Returns
     -------
@@ -66,7 +68,7 @@ def convert(net: T, library: Library, exclude: Callable[[Any], Any] | None = Non
     DnnUnavailableError
         If the library cannot be used: when a graph is converted, or a converted layer called.
     DnnNotSupportedError
-        If a node on a GPU would have to be abstract again.
+        If a node on a GPU has no counterpart on the host; see the notes.
 
     Notes
     -----
@@ -76,6 +78,20 @@ def convert(net: T, library: Library, exclude: Callable[[Any], Any] | None = Non
 
     The gradient of a node in oneDNN consists of abstract nodes. To select a library for gradients,
     convert the variables of the gradients, or the graph of a function.
+
+    'abstract' also accepts graphs that a mode has rewritten for a GPU. Fused nodes become the
+    expressions that they were made of, and nodes that overwrite an operand become those that do
+    not. Inputs and shared variables on a GPU stay there and are transferred. So are the outputs of
+    a function's graph, which keep their types, while variables on a GPU become variables on the
+    host.
+
+    The host has no bfloat16: where an array was bfloat16, its counterpart is float32. It is not
+    rounded, so that results are more accurate than on the GPU.
+
+    Two Ops of cuDNN cannot always be moved to the host. Attention with dropout has no counterpart
+    there, because nothing else draws cuDNN's random numbers. The gradient of a recurrent network
+    reads what its forward pass has written in cuDNN's format, so both must be converted, or both
+    excluded.
 
     Examples
     --------
@@ -98,7 +114,7 @@ def convert(net: T, library: Library, exclude: Callable[[Any], Any] | None = Non
                 layer.set_library(library, partial(_converted, library))
         return net
     if isinstance(net, FunctionGraph):
-        new = _converted(library, net.outputs, net.inputs, leave)
+        new = _converted(library, net.outputs, net.inputs, leave, keep_types=True)
         pairs = [(a, b) for a, b in zip(net.outputs, new, strict=True) if a is not b]
         net.replace_all_validate(pairs, reason="convert")
         return net
@@ -114,14 +130,12 @@ def _converted(
     outputs: Sequence[Any],
     inputs: Iterable[Any],
     leave: Callable[[Apply], Any] = lambda node: False,
+    keep_types: bool = False,
 ) -> list[Any]:
     """Return outputs whose nodes after `inputs` a library runs."""
-    kinds: dict[str, Callable[[Apply], Sequence[Any] | None]] = {
-        "abstract": _to_abstract,
-        "cudnn": _Cudnn(),
-        "onednn": _to_onednn,
-    }
-    convert_node = kinds[library]
+    if library == "abstract":
+        return _abstract(outputs, inputs, leave, keep_types)
+    convert_node = _Cudnn() if library == "cudnn" else _to_onednn
     new: dict[Variable, Any] = {}
     for node in toposort(outputs, blockers=list(inputs)):
         operands = [new.get(x, x) for x in node.inputs]
@@ -205,11 +219,29 @@ def _origin(x: Any) -> Any:
     return origin if origin.type.dtype == x.type.dtype else x
 
 
-def _to_abstract(node: Apply) -> Sequence[Any] | None:
-    if any(map(is_on_device, node.outputs)):
-        raise DnnNotSupportedError(f"convert: {node.op} on a GPU cannot be made abstract again")
-    op = abstract_op(node.op)
-    if op is None:
-        return None
-    outputs: Sequence[Any] = op.make_node(*node.inputs).outputs
-    return outputs
+def _abstract(
+    outputs: Sequence[Any],
+    inputs: Iterable[Any],
+    leave: Callable[[Apply], Any],
+    keep_types: bool,
+) -> list[Any]:
+    """Return outputs whose nodes after `inputs` are abstract.
+
+    With `keep_types`, outputs that were on a GPU are transferred back to it.
+    """
+    nodes = list(toposort(outputs, blockers=list(inputs)))
+    former = set(nodes)
+    graph = ToHost(any(is_on_device(x) for node in nodes for x in (*node.inputs, *node.outputs)))
+    for node in nodes:
+        is_left = leave(node)
+        results = None if is_left else graph.moved(node)
+        if results is None:
+            stays = graph.left(node)
+            op = None if is_left else abstract_op(stays.op)
+            results = stays.outputs if op is None else op.make_node(*stays.inputs).outputs
+        for old, z in zip(node.outputs, results, strict=True):
+            if z is not old:
+                if z.owner is not None and z.owner not in former:
+                    z.name = z.name or old.name
+                graph.new[old] = z
+    return [graph.in_place_of(z) if keep_types else graph.current(z) for z in outputs]
