@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.gpu.kernels import kernel_source
 from tests.emulation.host_attention_grad import HostGradient, Sizes, relative_errors
 from tests.gpu.attention.attention_on_gpu import Data, Form, uniform_operands
@@ -80,7 +81,10 @@ def test_random(kernels, sizes, count):
         ):
             # If little but rounding errors is left, as with one visible key, relative to the terms.
             cancelled = 1e-6 * np.linalg.norm(data.gout) * max(got.shape[3], 1)
-            assert error <= BOUNDS[sizes.dtype] or np.linalg.norm(got - wanted) <= cancelled, (
+            # Rounding a few numbers can cause more than its mean error.
+            rounded = np.linalg.norm(wanted.astype(numpy_dtype(sizes.dtype)) - wanted)
+            distance = np.linalg.norm(got - wanted)
+            assert error <= BOUNDS[sizes.dtype] or distance <= max(cancelled, 1.01 * rounded), (
                 f"{name} of {data.form}, seed {data.seed}: {error}; {repeat_command()}"
             )
 
