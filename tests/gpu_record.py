@@ -99,6 +99,13 @@ def describe_device() -> dict[str, str]:
     }
 
 
+def count_gpus() -> int:
+    """Return the number of GPUs that this process sees, which has found at least one."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
 def _driver_version() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     try:
@@ -153,15 +160,15 @@ def _git(*arguments: str) -> str:
     return done.stdout
 
 
-def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, dict[str, int]]:
+def run_tests(workers: int | None, gpus: int = 1) -> tuple[Outcome, dict[str, int]]:
     """Run the tests marked ``gpu`` in separate processes, those marked ``alone`` last.
 
     Parameters
     ----------
     workers : int or None
         Number of pytest-xdist processes for the other tests; None to run without pytest-xdist.
-    gpus : int or None
-        Number of GPUs for these processes; None if all of them use the first.
+    gpus : int
+        Number of GPUs for these processes, each of which sees one.
 
     Returns
     -------
@@ -177,8 +184,7 @@ def run_tests(workers: int | None, gpus: int | None = None) -> tuple[Outcome, di
     """
     # Options in the environment could deselect tests.
     environment = {key: v for key, v in os.environ.items() if key != "PYTEST_ADDOPTS"}
-    if gpus is not None:
-        environment["DNNOPS_TEST_GPUS"] = str(gpus)
+    environment["DNNOPS_TEST_GPUS"] = str(gpus)
     if workers is not None:
         # As many threads as cores in each process would compete for them.
         environment.setdefault("OMP_NUM_THREADS", "1")
@@ -276,14 +282,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--commit", metavar="HASH", help="the full hash, where Git is not to be asked"
     )
     parser.add_argument("-n", type=int, dest="workers", help="processes, through pytest-xdist")
-    parser.add_argument("--gpus", type=int, help="GPUs that the processes are spread over")
+    parser.add_argument(
+        "--gpus", type=int, help="GPUs that the processes are spread over; default: all"
+    )
     args = parser.parse_args(arguments)
     try:
         # Find out before the tests run whether a record is possible.
         commit = find_commit(args.commit)
         device = describe_device()
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        outcome, configurations = run_tests(args.workers, args.gpus)
+        outcome, configurations = run_tests(args.workers, args.gpus or count_gpus())
     except RecordError as error:
         print(f"{RECORD} is not written: {error}", file=sys.stderr)
         return 2

@@ -195,6 +195,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     """Return a checkout on a machine with a GPU."""
     monkeypatch.setattr(gpu_record, "ROOT", tmp_path)
     monkeypatch.setattr(gpu_record, "describe_device", lambda: dict(DEVICE))
+    monkeypatch.setattr(gpu_record, "count_gpus", lambda: 2)
     # This process may be one of several itself.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     # Importing plugins takes two thirds of such a run; the command asks for those that it needs.

@@ -115,6 +115,7 @@ def test_deep_copies_stay_on_their_device(devices, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # other processes of a run see one GPU
 @pytest.mark.needs("two gpus")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_copies_between_gpus(layout):
@@ -126,6 +127,7 @@ def test_copies_between_gpus(layout):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # other processes of a run see one GPU
 @pytest.mark.needs("two gpus")
 def test_copies_wait_for_streams():
     import cupy
@@ -175,6 +177,7 @@ def train(device: int, steps: int = 6) -> tuple[Any, list[np.ndarray]]:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # other processes of a run see one GPU
 @pytest.mark.needs("two gpus")
 def test_functions_on_the_second_gpu():
     """Plans, kernels and CUDA graphs of both devices are used in turn."""

@@ -220,6 +220,7 @@ def test_comparisons():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # other processes of a run see one GPU
 @pytest.mark.needs("two gpus")
 def test_two_devices():
     import cupy
