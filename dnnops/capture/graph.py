@@ -24,10 +24,12 @@ class Graph:
         Address of the ``cudaGraphExec_t``.
     nodes : int
         Number of kernels, copies and fills.
+    fills : int
+        Number of fills that are not kernels, each of which makes a launch slower.
     """
 
-    def __init__(self, executable: int, nodes: int):
-        self.executable, self.nodes = executable, nodes
+    def __init__(self, executable: int, nodes: int, fills: int):
+        self.executable, self.nodes, self.fills = executable, nodes, fills
 
     def __del__(self) -> None:
         with suppress(Exception):  # the interpreter may be ending
@@ -68,15 +70,15 @@ def recorded(pool: Pool, stream: Any, *, is_trial: bool = False) -> Iterator[_Re
         try:
             yield recording
         except BaseException:
-            library.dnnops_cudnn_capture_end(stream.ptr, None, None)
+            library.dnnops_cudnn_capture_end(stream.ptr, None, None, None)
             raise
         if is_trial:
-            raise_status(CUDNN, library.dnnops_cudnn_capture_end(stream.ptr, None, None))
+            raise_status(CUDNN, library.dnnops_cudnn_capture_end(stream.ptr, None, None, None))
             return
-        executable, nodes = ctypes.c_void_p(), ctypes.c_int64()
+        executable, nodes, fills = ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int64()
         status = library.dnnops_cudnn_capture_end(
-            stream.ptr, ctypes.byref(executable), ctypes.byref(nodes)
+            stream.ptr, ctypes.byref(executable), ctypes.byref(nodes), ctypes.byref(fills)
         )
         raise_status(CUDNN, status)
     assert executable.value is not None
-    recording.graph = Graph(executable.value, nodes.value)
+    recording.graph = Graph(executable.value, nodes.value, fills.value)

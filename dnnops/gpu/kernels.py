@@ -106,6 +106,7 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/regularization/dropout.cuh",
     ),
+    "fill": ("gpu/kernels/kernel.cuh", "gpu/kernels/fill.cuh"),
     "fold_batchnorm": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

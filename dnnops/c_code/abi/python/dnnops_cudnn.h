@@ -130,9 +130,10 @@ int dnnops_cudnn_product(const dnnops_context *context, int64_t settings, double
                          const dnnops_tensor *inputs, dnnops_tensor *output);
 
 /* Record the work of a stream as a CUDA graph; the stream must not be the default one. If `executable` is null, what
- * was recorded is discarded. `nodes` receives the number of kernels and copies. */
+ * was recorded is discarded. Kernels take the place of fills of memory; `nodes` receives the number of kernels and copies
+ * after that, and `fills` that of fills that are left. */
 int dnnops_cudnn_capture_begin(void *stream);
-int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes);
+int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes, int64_t *fills);
 
 /* A copy between blocks of memory, of which one may be page-locked memory of the host. */
 typedef struct dnnops_copy {
@@ -146,6 +147,10 @@ typedef struct dnnops_copy {
 int dnnops_cudnn_graph_replay(void *executable, const dnnops_copy *copies, int64_t before, int64_t after,
                               void *uploaded, void *stream);
 void dnnops_cudnn_graph_destroy(void *executable);
+
+/* Recordings of a plan that `dnnops.graph` executes, as CUDA graphs. */
+void *dnnops_cudnn_graph_replays_new(void);
+void dnnops_cudnn_graph_replays_delete(void *replays);
 
 /* The operands must stay in place as long as the list is used. The output is overwritten. */
 int dnnops_cudnn_plan_list_open(const dnnops_context *context, const int64_t *words, const dnnops_tensor *inputs,

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "descriptor.hpp"
+#include "graph_fills.hpp"
 #include "handle.hpp"
 
 namespace dnnops {
@@ -57,7 +58,7 @@ DNNOPS_EXPORT int dnnops_cudnn_capture_begin(void *stream) {
   });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes) {
+DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes, int64_t *fills) {
   return dnnops::guarded("CUDA graph", nullptr, 0, [&] {
     dnnops::Graph captured;
     const cudaError_t status = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &captured.graph);
@@ -65,6 +66,9 @@ DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **executable, int6
     DNNOPS_CHECK(status);
     if (!executable) return;  // the capture is discarded
     dnnops::require_only_device(captured.graph);
+    int device = 0;
+    DNNOPS_CHECK(cudaGetDevice(&device));
+    *fills = dnnops::replace_fills(captured.graph, dnnops::handle_for(device, stream));
     size_t count = 0;
     DNNOPS_CHECK(cudaGraphGetNodes(captured.graph, nullptr, &count));
     *nodes = static_cast<int64_t>(count);

@@ -21,6 +21,14 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
+// CUDA_KERNEL_NODE_PARAMS_v2.
+struct KernelNode {
+  void *function;
+  unsigned grid[3], block[3], shared_bytes;
+  void **arguments, **extra;
+  void *kernel, *context;
+};
+
 // The few functions needed from the driver's library, which is not linked because machines that compile this
 // may not have it.
 struct Driver {
@@ -29,6 +37,7 @@ struct Driver {
   int (*set_attribute)(void *, int, int) = nullptr;
   int (*error_name)(int, const char **) = nullptr;
   int (*occupancy)(int *, void *, int, size_t) = nullptr;
+  int (*add_node)(cudaGraphNode_t *, cudaGraph_t, const cudaGraphNode_t *, size_t, const KernelNode *) = nullptr;
 
   Driver() {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -41,6 +50,7 @@ struct Driver {
     find(set_attribute, "cuFuncSetAttribute");
     find(error_name, "cuGetErrorName");
     find(occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    find(add_node, "cuGraphAddKernelNode_v2");
   }
 };
 
@@ -49,7 +59,8 @@ constexpr int DRIVER_INVALID_CONTEXT = 201;
 
 const Driver &driver() {
   static const Driver found;
-  if (!found.launch || !found.get_attribute || !found.set_attribute || !found.error_name || !found.occupancy)
+  if (!found.launch || !found.get_attribute || !found.set_attribute || !found.error_name || !found.occupancy ||
+      !found.add_node)
     fail(DNNOPS_NOT_SUPPORTED, "the driver's library libcuda.so.1 was not found, or lacks functions");
   return found;
 }
@@ -157,6 +168,20 @@ void launch_cooperative(const Kernel &kernel, unsigned blocks, unsigned threads,
   attribute.id = cudaLaunchAttributeCooperative;
   attribute.val.cooperative = 1;
   launch(kernel, blocks, threads, shared_bytes, stream, arguments, &attribute);
+}
+
+cudaGraphNode_t add_kernel_node(cudaGraph_t graph, const std::vector<cudaGraphNode_t> &after, const Kernel &kernel,
+                                unsigned blocks, unsigned threads, void **arguments) {
+  KernelNode params = {};  // of the current context
+  params.function = kernel.function;
+  params.grid[0] = blocks;
+  params.block[0] = threads;
+  for (int i : {1, 2}) params.grid[i] = params.block[i] = 1;
+  params.arguments = arguments;
+  cudaGraphNode_t node = nullptr;
+  call_driver("cuGraphAddKernelNode",
+              [&] { return driver().add_node(&node, graph, after.data(), after.size(), &params); });
+  return node;
 }
 
 }  // namespace dnnops

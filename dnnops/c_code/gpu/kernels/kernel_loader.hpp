@@ -3,6 +3,7 @@
 #define DNNOPS_CUDNN_KERNEL_LOADER_HPP
 
 #include <string>
+#include <vector>
 
 #include "../base/handle.hpp"
 #include "kernel_launch.hpp"
@@ -20,6 +21,10 @@ int blocks_at_once(const Kernel &kernel, unsigned threads, unsigned shared_bytes
 // Launches blocks that all run at once, so that they may wait for each other.
 void launch_cooperative(const Kernel &kernel, unsigned blocks, unsigned threads, unsigned shared_bytes, void *stream,
                         void **arguments);
+
+// Adds a kernel to a graph, to run after some of its nodes. The graph copies the arguments.
+cudaGraphNode_t add_kernel_node(cudaGraph_t graph, const std::vector<cudaGraphNode_t> &after, const Kernel &kernel,
+                                unsigned blocks, unsigned threads, void **arguments);
 
 }  // namespace dnnops
 #endif

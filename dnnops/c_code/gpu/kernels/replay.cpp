@@ -116,6 +116,10 @@ Replays::Replays(bool wanted, PassLength length, std::shared_ptr<const void> own
   number_ = ++made;
 }
 
+void Replays::forget() {
+  if (recorded_) recordings(length_).remove_if([&](const RecordingKey &key) { return key.plan == number_; });
+}
+
 // Whether a pass without a recording was seen recently. Recording addresses that never recur would be wasted.
 bool Replays::recurs(size_t hash) {
   if (std::find(seen_.begin(), seen_.end(), hash) != seen_.end()) return true;

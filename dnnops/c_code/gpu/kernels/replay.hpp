@@ -44,6 +44,8 @@ class Replays {
   Replays(bool wanted, PassLength length, std::shared_ptr<const void> owner = nullptr);
   // Runs a pass. launch is called unless there is a recording for these addresses.
   void run(const Handle &handle, const Addresses &addresses, const LaunchPass &launch);
+  // Drops the recordings.
+  void forget();
 
  private:
   bool recurs(size_t hash);
