@@ -69,7 +69,7 @@ def own_part() -> float:
     """Return the time that `execute` takes for all but the call that executes the plan."""
     graph, x, w, y = notebook(dnnops.graph)
     graph.handle = libcudnn.cudnnHandle_t(1 << 20)
-    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=1 << 21), workspace=0)
+    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=1 << 21), workspace=0, calls=None)
     graph.plans, graph._chosen = [plan], 0
     arrays = {x: _Array(8, 64, 56, 56), w: _Array(32, 64, 3, 3), y: _Array(8, 32, 56, 56)}
     ExecutableGraph._prepare(graph)
@@ -85,8 +85,8 @@ def bare_call(graph: Any, call: Callable[[], object]) -> Callable[[], object]:
     kept: list[Any] = []
 
     def keep(address: int) -> int:
-        fixed = (ctypes.c_int64 * 6).from_address(address)
-        words = (ctypes.c_int64 * (len(fixed) + fixed[5])).from_address(address)
+        fixed = (ctypes.c_int64 * 7).from_address(address)
+        words = (ctypes.c_int64 * (len(fixed) + fixed[-1])).from_address(address)
         kept.append(array("q", words))
         return 0
 

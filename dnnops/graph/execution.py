@@ -7,7 +7,9 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter, methodcaller
 from typing import Any
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -45,14 +47,6 @@ def _runner() -> Any:
     function = CUDNN.library.dnnops_cudnn_graph_execute
     function.argtypes = [ctypes.c_int64]
     return function
-
-
-def _workspace(value: Any, plan: Plan) -> int:
-    """Return the address of a workspace, which must be large enough if its size is known."""
-    size = getattr(value, "nbytes", None)
-    if isinstance(size, int) and size < (plan.workspace or 0):
-        raise DnnValueError(f"the workspace has {size} bytes; the plan needs {plan.workspace}")
-    return as_device(value, "workspace")
 
 
 #: Functions that return the address of an array, and its dtype, shape and strides, by its type. The
@@ -98,18 +92,27 @@ def _read_address(value: Any) -> tuple[int | None, Any]:
     return None, None
 
 
-class _Slot:
-    """A tensor that `execute` needs an array for, with what it checked about the last one."""
+#: For those that read an address without a check, the functions that read nothing else.
+_POINTERS: dict[Any, Callable[[Any], int]] = {
+    _read_torch: methodcaller("data_ptr"),
+    _read_cupy: attrgetter("data.ptr"),
+}
 
-    __slots__ = ("by_value", "checked", "label", "span", "tensor", "uid")
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor, self.uid, self.by_value = tensor, tensor.uid, tensor.is_pass_by_value
-        self.span, self.label = tensor.span, f"tensor {tensor.name!r}"
-        self.checked: Any = None
+class _Place:
+    """Where `execute` needs an array, with what it checked about the last one."""
+
+    __slots__ = ("_last", "label")
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._last: tuple[Any, Callable[[Any], int], int] | None = None
 
     def address(self, value: Any) -> int:
-        """Return the address of an array after checking its dtype and size.
+        """Return the address of an array after checking it.
+
+        An array that is the same object, at the same address, as in the last call is not checked
+        again. Its memory cannot have become smaller, whatever has become of its shape.
 
         Raises
         ------
@@ -118,10 +121,56 @@ class _Slot:
         DnnValueError
             If it is too small, null or not aligned.
         """
+        last = self._last
+        # The reference is None once the array is gone.
+        if last and value is not None and last[0]() is value and last[1](value) == last[2]:
+            return last[2]
+        address = self.check(value)
+        kind = type(value)
+        pointer = _POINTERS.get(_READERS.get(kind) or _reader(value))
+        # Not every class allows weak references.
+        if pointer is None or not kind.__weakrefoffset__:
+            self._last = None
+        else:
+            self._last = ref(value), pointer, address
+        return address
+
+    def check(self, value: Any) -> int:
+        raise NotImplementedError
+
+
+class _Scratch(_Place):
+    """The workspace of a plan, whose size must suffice if it is known."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int | None) -> None:
+        super().__init__("workspace")
+        self.size = size or 0
+
+    def check(self, value: Any) -> int:
+        size = getattr(value, "nbytes", None)
+        if isinstance(size, int) and size < self.size:
+            raise DnnValueError(f"the workspace has {size} bytes; the plan needs {self.size}")
+        return as_device(value, self.label)
+
+
+class _Slot(_Place):
+    """A tensor that `execute` needs an array for."""
+
+    __slots__ = ("by_value", "checked", "span", "tensor", "uid")
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(f"tensor {tensor.name!r}")
+        self.tensor, self.uid, self.by_value = tensor, tensor.uid, tensor.is_pass_by_value
+        self.span = tensor.span
+        self.checked: Any = None
+
+    def check(self, value: Any) -> int:
         read = _READERS.get(type(value)) or _reader(value)
         address, form = read(value)
         if form != self.checked and form is not None:
-            self._check(value, *form)
+            self._check_form(value, *form)
             self.checked = form
         if address is None:
             address = as_device(value, self.label)
@@ -130,7 +179,7 @@ class _Slot:
             raise DnnValueError(f"{self.label} is {fault}")
         return address
 
-    def _check(self, value: Any, dtype: Any, shape: Any, strides: Any) -> None:
+    def _check_form(self, value: Any, dtype: Any, shape: Any, strides: Any) -> None:
         tensor = self.tensor
         if dtype_of(tensor.data_type) is not None and as_data_type(dtype) != tensor.data_type:
             raise DnnTypeError(f"{self.label} has data type {tensor.data_type.name}, got {dtype}")
@@ -150,6 +199,33 @@ class _Slot:
 def _item_size(value: Any) -> int:
     size = getattr(value, "itemsize", None)
     return int(size if isinstance(size, int) else value.dtype.itemsize)
+
+
+class _Calls:
+    """What the calls of a built plan have in common.
+
+    Attributes
+    ----------
+    descriptor : Descriptor
+        The plan.
+    scratch : _Scratch
+        Place of its workspace.
+    replays : int
+        Address of the C library's recordings of it as a CUDA graph, which calls with the same
+        addresses replay; 0 if calls differ in numbers that are passed by value.
+    last : tuple
+        The words of the last call for the library, as a list and as an array.
+    """
+
+    def __init__(self, plan: Plan, is_recorded: bool):
+        self.descriptor, self.scratch = plan.descriptor, _Scratch(plan.workspace)
+        self.last: tuple[list[int], array[int]] = [], array("q")
+        self.replays = 0
+        if is_recorded:
+            library = CUDNN.library
+            self.replays = library.dnnops_cudnn_graph_replays_new()
+            delete = library.dnnops_cudnn_graph_replays_delete
+            finalize(self, delete, self.replays).atexit = False
 
 
 class ExecutableGraph(PlannedGraph):
@@ -172,6 +248,8 @@ class ExecutableGraph(PlannedGraph):
         constants = self.constants()
         self._bound = [n for uid, x in constants for n in (uid, x.ctypes.data)]
         self._bound_size = len(self._bound) + len(slots)
+        # The library reads these numbers when it launches a plan, or else when it is recorded.
+        self._is_recorded = not any(slot.by_value for slot in slots.values())
         self._run = _runner()
         self._handle_type: Any = libcudnn.cudnnHandle_t
         self._slots = slots
@@ -333,14 +411,20 @@ class ExecutableGraph(PlannedGraph):
                 bound.append(slot.address(value))
         if len(bound) != self._bound_size:
             self._refuse_missing(slots, bound[::2])
-        scratch = 0 if workspace is None else _workspace(workspace, plan)
+        calls = plan.calls
+        if calls is None or calls.descriptor is not plan.descriptor:
+            plan.calls = calls = _Calls(plan, self._is_recorded)
+        scratch = 0 if workspace is None else calls.scratch.address(workspace)
         if handle is None:
             handle = self._own_handle()
         if type(handle) is not self._handle_type:
             handle = as_handle(handle, self._handle_type, "handle")
-        made, size = plan.descriptor.handle, plan.workspace
-        words = array("q", [handle, made, scratch, size, self.device_number, len(bound), *bound])
-        status = self._run(words.buffer_info()[0])
+        made, size, replays = plan.descriptor.handle, plan.workspace, calls.replays
+        words = [handle, made, scratch, size, self.device_number, replays, len(bound), *bound]
+        last = calls.last
+        if words != last[0]:
+            calls.last = last = words, array("q", words)
+        status = self._run(last[1].buffer_info()[0])
         if status:
             raise_status(CUDNN, status)
 

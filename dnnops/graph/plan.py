@@ -76,6 +76,8 @@ class Plan:
     time_ms: float | None = None
     is_excluded: bool = False
     reason: str = field(default="", compare=False)
+    #: What `execute` keeps for the next call.
+    calls: Any = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:

@@ -30,17 +30,25 @@ class Array:
         )
 
 
+class Calls(list):
+    """What was called, and the recordings that were given."""
+
+    def __init__(self):
+        self.replays = []
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """The calls that would have executed plans: the address by uid, the workspace and its size."""
-    made = []
+    made = Calls()
 
     def run(address):
-        fixed = (ctypes.c_int64 * 6).from_address(address)[:]
-        handle, plan, workspace, size, _, count = fixed
+        fixed = (ctypes.c_int64 * 7).from_address(address)[:]
+        handle, plan, workspace, size, _, replays, count = fixed
         assert (handle, plan) == (HANDLE, PLAN)
         bound = (ctypes.c_int64 * count).from_address(address + 8 * len(fixed))[:]
         made.append((dict(zip(bound[::2], bound[1::2], strict=True)), workspace, size))
+        made.replays.append(replays)
         return 0
 
     monkeypatch.setattr(execution, "_runner", lambda: run)
@@ -52,7 +60,8 @@ def built(name="conv_bias_relu", workspace=64):
     graph, results = declared(name)
     graph.validate()
     graph.handle = libcudnn.cudnnHandle_t(HANDLE)
-    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=PLAN), workspace=workspace)
+    descriptor = SimpleNamespace(handle=PLAN)
+    plan = SimpleNamespace(descriptor=descriptor, workspace=workspace, calls=None)
     graph.plans, graph._chosen = [plan], 0
     return graph, results
 
@@ -65,6 +74,15 @@ def arrays(**changes):
         "2::OUT_0": Array((4, 8, 9, 9), address=1 << 27),
     }
     return {**given, **changes}
+
+
+def normalization():
+    """Return layer normalization with a plan, and its arrays but for the number ``epsilon``."""
+    graph, _ = built("layernorm")
+    images = {name: Array((32, 64, 1, 1)) for name in ("x", "0::Y")}
+    vectors = {name: Array((1, 64, 1, 1), "float32") for name in "sb"}
+    stats = {f"0::{name}": Array((32, 1, 1, 1), "float32") for name in ("MEAN", "INV_VARIANCE")}
+    return graph, {**images, **vectors, **stats}
 
 
 def test_keys_are_tensors_names_or_uids(calls):
@@ -98,10 +116,7 @@ def test_arrays_with_an_interface_and_on_the_host(calls):
 
 
 def test_numbers_are_in_host_memory(calls):
-    graph, _ = built("layernorm")
-    images = {name: Array((32, 64, 1, 1)) for name in ("x", "0::Y")}
-    vectors = {name: Array((1, 64, 1, 1), "float32") for name in "sb"}
-    stats = {f"0::{name}": Array((32, 1, 1, 1), "float32") for name in ("MEAN", "INV_VARIANCE")}
+    graph, given = normalization()
     read = []
     run = execution._runner()
 
@@ -114,10 +129,12 @@ def test_numbers_are_in_host_memory(calls):
     graph._prepare()
     graph._run = look
     for value in (1e-5, np.float64(0.5), np.array([2], "float32")):
-        graph.execute({**images, **vectors, **stats, "epsilon": value})
+        graph.execute({**given, "epsilon": value})
     assert read == pytest.approx([1e-5, 0.5, 2])
+    # A kernel in a CUDA graph would keep the number of the call that was recorded.
+    assert calls.replays == [0] * 3
     with pytest.raises(DnnTypeError, match="'epsilon' is a number"):
-        graph.execute({**images, **vectors, **stats, "epsilon": "small"})
+        graph.execute({**given, "epsilon": "small"})
 
 
 def test_numbers_of_the_graph_need_not_be_given(calls):
@@ -128,6 +145,59 @@ def test_numbers_of_the_graph_need_not_be_given(calls):
     assert ctypes.c_float.from_address(calls[0][0][uid]).value == 2.5
     with pytest.raises(DnnValueError, match=r"'factor' has the value 2.5 of the graph"):
         graph.execute({**given, "factor": 1.0})
+
+
+def test_an_array_is_checked_when_it_moves(calls):
+    """The same array object may be given other memory."""
+    graph, _ = built()
+    given = arrays()
+    uid = graph.find_tensor("x").uid
+    for address in (1 << 24, 1 << 24, 1 << 29, 1 << 24):
+        given["x"].data.ptr = address
+        graph.execute(given, 1 << 22)
+        assert calls[-1][0][uid] == address
+    given["x"].data.ptr, given["x"].shape = 1 << 30, (4, 16, 9, 8)
+    with pytest.raises(DnnValueError, match="needs 10368 bytes"):
+        graph.execute(given, 1 << 22)
+    given = arrays()
+    given["x"].data.ptr += 8
+    with pytest.raises(DnnValueError, match="not aligned"):
+        graph.execute(given, 1 << 22)
+
+
+def test_another_array_at_the_same_address_is_checked(calls):
+    graph, _ = built()
+    graph.execute(arrays(), 1 << 22)
+    with pytest.raises(DnnValueError, match="needs 10368 bytes"):
+        graph.execute(arrays(x=Array((4, 16, 9, 8))), 1 << 22)
+    with pytest.raises(DnnTypeError, match="data type"):
+        graph.execute(arrays(x=Array((4, 16, 9, 9), "float32")), 1 << 22)
+
+
+def test_another_workspace_is_checked(calls):
+    class Memory:
+        def __init__(self, nbytes):
+            self.nbytes, self.__cuda_array_interface__ = nbytes, {"data": (1 << 23, False)}
+
+    graph, _ = built()
+    for _ in range(2):
+        graph.execute(arrays(), Memory(64))
+        with pytest.raises(DnnValueError, match="the workspace has 63 bytes"):
+            graph.execute(arrays(), Memory(63))
+
+
+def test_recordings_belong_to_a_plan(calls):
+    """Calls share the recordings of a plan until it is built again."""
+    graph, _ = built()
+    given = arrays()
+    for _ in range(3):
+        graph.execute(given, 1 << 22)
+    graph.plans[0].descriptor = SimpleNamespace(handle=PLAN)
+    graph.execute(given, 1 << 22)
+    first, *same, other = calls.replays
+    assert first
+    assert same == [first] * 2
+    assert graph.plans[0].calls.replays == other
 
 
 def test_strided_arrays_may_reach_over_the_tensor(calls):
@@ -167,7 +237,7 @@ def test_unused_tensors_need_no_arrays(calls):
     graph.tensor([2], name="unused")
     graph.validate()
     graph.handle = libcudnn.cudnnHandle_t(HANDLE)
-    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=PLAN), workspace=0)
+    plan = SimpleNamespace(descriptor=SimpleNamespace(handle=PLAN), workspace=0, calls=None)
     graph.plans, graph._chosen = [plan], 0
     graph.execute(arrays())
     with pytest.raises(DnnValueError, match=r"no operation .* uses tensor 'unused'"):
@@ -235,13 +305,13 @@ def test_handles_are_checked(calls):
 
 def test_failures_have_cudnns_text():
     """cuDNN refuses what is no plan; the function in C++ is the real one."""
-    graph, _ = built()
+    graph, given = normalization()
     with libcudnn.cudnnBackendCreateDescriptor(
         libcudnn.cudnnBackendDescriptorType_t["CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR"]
     ) as descriptor:
         graph.plans[0].descriptor.handle = descriptor
         with pytest.raises(DnnError, match="cudnnBackend"):
-            graph.execute(arrays(), 1 << 22)
+            graph.execute({**given, "epsilon": 1e-5}, 1 << 22)
 
 
 def test_graphs_without_a_plan():

@@ -233,6 +233,58 @@ def test_arrays_workspace_handle_and_stream():
         graph.execute(arrays)
 
 
+def test_repeated_calls():
+    """Calls with the same addresses replay a CUDA graph, which reads what the arrays have then."""
+    import cupy
+
+    from dnnops.runtime.build import CUDNN
+
+    replays = CUDNN.library.dnnops_cudnn_replays
+    graph, y, arrays = built()
+    x, other = arrays["x"], arrays["x"].copy("K")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    workspace = cupy.empty(max(1, graph.get_workspace_size()), "uint8")
+    results, counts = [], []
+    for on, given, factor in ((None, x, 1), (None, x, 2), (None, other, 1), (stream, x, 2)) * 4:
+        before = replays()
+        with on or cupy.cuda.Stream.null:
+            x[...] *= factor
+            graph.execute({**arrays, "x": given}, workspace)
+            results.append(arrays[y.name].get().astype("float64"))
+            x[...] /= factor
+            (on or cupy.cuda.Stream.null).synchronize()
+        counts.append(replays() - before)
+    assert np.linalg.norm(results[0]) > 1
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(result, results[i % 4])
+    np.testing.assert_array_equal(results[0], results[2])
+    assert not np.allclose(results[0], results[1])
+    assert counts[:3] == [0, 1, 0]
+    assert counts[4:] == [1] * 12
+
+
+def test_a_call_in_the_capture_of_a_user():
+    import cupy
+
+    handle = cudnn.create_handle()
+    graph, y, arrays = built(handle=handle)
+    workspace = cupy.empty(max(1, graph.get_workspace_size()), "uint8")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cudnn.set_stream(stream=stream, handle=handle)
+    for _ in range(3):
+        graph.execute(arrays, workspace)
+    stream.synchronize()
+    expected = arrays[y.name].copy()
+    with stream:
+        stream.begin_capture()
+        graph.execute(arrays, workspace)
+        captured = stream.end_capture()
+        arrays[y.name][...] = 0
+        captured.launch(stream)
+    stream.synchronize()
+    cupy.testing.assert_array_equal(arrays[y.name], expected)
+
+
 def test_current_stream_and_workspace():
     import cupy
 

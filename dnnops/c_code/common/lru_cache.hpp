@@ -3,6 +3,7 @@
 #define DNNOPS_LRU_CACHE_HPP
 
 #include <cstdint>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -76,6 +77,17 @@ class LruCache {
   void remove(const Key &key) {
     std::lock_guard<std::mutex> lock(mutex_);
     erase(key);
+  }
+
+  // Removes the entries whose keys fulfil a condition.
+  template <class Condition>
+  void remove_if(Condition &&is_unwanted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto item = order_.begin(); item != order_.end();) {
+      const auto next = std::next(item);
+      if (is_unwanted(item->first)) erase(Key(item->first));
+      item = next;
+    }
   }
 
   void clear() {

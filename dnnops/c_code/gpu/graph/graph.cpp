@@ -1,8 +1,11 @@
 // Executes plans of graphs that are declared with dnnops.graph, for its own calls and as an Op.
-#include "../../common/op.hpp"
+#include <algorithm>
+#include <mutex>
 
+#include "../../common/op.hpp"
 #include "../base/descriptor.hpp"
 #include "../base/handle.hpp"
+#include "../kernels/replay.hpp"
 
 namespace dnnops {
 
@@ -94,40 +97,72 @@ void run(const OpCall<GraphParams> &call) {
 
 DNNOPS_OP(cudnn_declared_graph, GraphParams, shape, run)
 
-// A call of `dnnops.graph`. After these words come `words` more: uids and pointers, in turns.
+// The recordings of a plan that `dnnops.graph` executes.
+struct PlanReplays {
+  std::mutex mutex;
+  Replays replays{true, PassLength::SHORT};
+  // The kernels may not outlive the plan.
+  ~PlanReplays() { replays.forget(); }
+};
+
+// A call of `dnnops.graph`. After these words come `words` more: uids and pointers, in turns. Without `replays`, the
+// plan is not recorded.
 struct ExecuteWords {
   cudnnHandle_t handle;
   int64_t plan;
   void *workspace;
-  int64_t size, device, words;
+  int64_t size, device;
+  PlanReplays *replays;
+  int64_t words;
 };
 
-// Executes a plan. Without a workspace, this takes `size` bytes of the stream's own.
-DNNOPS_EXPORT int dnnops_cudnn_graph_execute(const ExecuteWords *call) {
-  return guarded("graph", nullptr, 0, [&] {
-    std::vector<int64_t> uids;
-    std::vector<const void *> pointers;
-    const int64_t *word = reinterpret_cast<const int64_t *>(call + 1);
-    for (const int64_t *end = word + call->words; word < end; word += 2) {
-      uids.push_back(word[0]);
-      pointers.push_back(reinterpret_cast<const void *>(word[1]));
-    }
-    const auto execute = [&](void *workspace) {
-      execute_plan(call->handle, call->plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(),
-                   workspace);
-    };
-    if (call->workspace || !call->size) return execute(call->workspace);
-    const DeviceGuard guard(call->device);
-    cudaStream_t stream = nullptr;
-    DNNOPS_CHECK(cudnnGetStream(call->handle, &stream));
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    DNNOPS_CHECK(cudaStreamIsCapturing(stream, &status));
-    // The address would stay in the CUDA graph after other calls have got the memory.
-    if (status != cudaStreamCaptureStatusNone)
-      fail(DNNOPS_VALUE_ERROR, "give a workspace of %lld bytes while a stream is captured", (long long)call->size);
-    const Workspace scratch(arena_of(static_cast<int>(call->device), stream), call->size);
-    execute(scratch.pointer());
-  });
+// The stream is that of the handle; a call without `replays` need not know it.
+void execute(const ExecuteWords &call, void *workspace, cudaStream_t stream) {
+  std::vector<int64_t> uids;
+  std::vector<const void *> pointers;
+  const int64_t *word = reinterpret_cast<const int64_t *>(&call + 1);
+  for (const int64_t *end = word + call.words; word < end; word += 2) {
+    uids.push_back(word[0]);
+    pointers.push_back(reinterpret_cast<const void *>(word[1]));
+  }
+  const auto launch = [&](const Handle &on) {
+    execute_plan(on.cudnn, call.plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(), workspace);
+  };
+  Handle handle;
+  handle.cudnn = call.handle;
+  handle.device = static_cast<int>(call.device);
+  handle.stream = stream;
+  // A kernel has no other parameters that differ from call to call; see ExecutableGraph in dnnops/graph/execution.py.
+  Addresses addresses{reinterpret_cast<int64_t>(workspace)};
+  if (!call.replays || pointers.size() >= addresses.size()) return launch(handle);
+  std::transform(pointers.begin(), pointers.end(), addresses.begin() + 1,
+                 [](const void *pointer) { return reinterpret_cast<int64_t>(pointer); });
+  const std::unique_lock<std::mutex> lock(call.replays->mutex, std::try_to_lock);
+  if (!lock) return launch(handle);
+  call.replays->replays.run(handle, addresses, launch);
 }
 
 }  // namespace dnnops
+
+DNNOPS_EXPORT void *dnnops_cudnn_graph_replays_new(void) { return new dnnops::PlanReplays; }
+DNNOPS_EXPORT void dnnops_cudnn_graph_replays_delete(void *replays) {
+  delete static_cast<dnnops::PlanReplays *>(replays);
+}
+
+// Executes a plan. Without a workspace, this takes `size` bytes of the stream's own.
+DNNOPS_EXPORT int dnnops_cudnn_graph_execute(const dnnops::ExecuteWords *call) {
+  using namespace dnnops;
+  return guarded("graph", nullptr, 0, [&] {
+    const bool has_workspace = call->workspace || !call->size;
+    if (has_workspace && !call->replays) return execute(*call, call->workspace, nullptr);
+    const DeviceGuard guard(call->device);
+    cudaStream_t stream = nullptr;
+    DNNOPS_CHECK(cudnnGetStream(call->handle, &stream));
+    if (has_workspace) return execute(*call, call->workspace, stream);
+    // The address would stay in the CUDA graph after other calls have got the memory.
+    if (is_capturing(stream))
+      fail(DNNOPS_VALUE_ERROR, "give a workspace of %lld bytes while a stream is captured", (long long)call->size);
+    const Workspace scratch(arena_of(static_cast<int>(call->device), stream), call->size);
+    execute(*call, scratch.pointer(), stream);
+  });
+}
