@@ -25,7 +25,7 @@ class _OneDnnPoolOp(OneDnnOp):
 
 @implements(Pool, on=CPU)
 class OneDnnPool(_OneDnnPoolOp, Pool):
-    """`Pool` computed by ``dnnl_pooling_forward`` (float32 max and average) or plain loops."""
+    """`Pool` computed by ``dnnl_pooling_forward`` (float32 averages) or plain loops."""
 
     function = "dnnops_onednn_pool"
 

@@ -7,6 +7,7 @@
 #include "../base/huge_pages.hpp"
 #include "../base/caches.hpp"
 #include "../base/node_state.hpp"
+#include "pool_forward.hpp"
 #include "pool_loops.hpp"
 
 namespace dnnops {
