@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytensor
@@ -141,6 +142,58 @@ def test_linkers(mode, pool_mode):
         fn(image, np.array([1, 1]), np.array([1, 1]), np.array([1, 0]), gz)
     with pytest.raises(DnnValueError, match="positive"):
         fn(image, np.array([0, 1]), np.array([1, 1]), np.array([0, 0]), gz)
+
+
+def in_wide_rows(case: PoolCase, window: int, stride: int, width: int) -> PoolCase:
+    """Return a case with another last axis."""
+    return replace(
+        case,
+        img_shape=(*case.img_shape[:-1], width),
+        ws=(*case.ws[:-1], window),
+        stride=(*case.stride[:-1], stride),
+        pad=(*case.pad[:-1], min(case.pad[-1], window - 1)),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@fuzz(
+    max_examples=200,
+    case=pool_cases(max_window=4),
+    window=st.sampled_from([(2, 1), (2, 2), (3, 1), (3, 2)]),
+    width=st.integers(1, 80),
+    ties=st.booleans(),
+    hard=st.booleans(),
+)
+def test_usual_windows_in_wide_rows(dtype, case, window, width, ties, hard):
+    """These windows have loops of their own, which go through rows in whole vectors."""
+    case = in_wide_rows(case, *window, width)
+    x, gz, _ = case.arrays(dtype, ties)
+    params = (case.ndim, case.mode, case.ignore_border)
+    if case.mode != "max":
+        # Only contiguous images take these loops.
+        expected = run_op(Pool(*params), *in_double((x, *case.vectors)))
+        assert_close(run_op(OneDnnPool(*params), x, *case.vectors), expected, allow_zero=True)
+        return
+    if hard:
+        values = [-np.inf, -0.0, 0.0, np.inf, np.nan]
+        odds = [0.7, 0.1, 0.1, 0.05, 0.05]
+        x[...] = np.random.default_rng(case.seed).choice(values, x.shape, p=odds)
+    out = run_op(OneDnnPool(*params), x, *case.vectors)
+    np.testing.assert_array_equal(out, run_op(Pool(*params), x, *case.vectors))
+    params = (case.ndim, case.ignore_border)
+    operands = (x, out, gz, *case.vectors)
+    check(OneDnnMaxPoolGrad(*params), MaxPoolGrad(*params), operands, case.seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padded_slices(dtype):
+    """With padding, windows of several depths contain the same lines of a single slice."""
+    case = PoolCase((1, 2, 1, 6, 31), (2, 2, 2), (1, 3, 2), (1, 1, 0), "max", True, 3)
+    x, gz, _ = case.arrays(dtype)
+    out = run_op(OneDnnPool(3, "max", True), x, *case.vectors)
+    np.testing.assert_array_equal(out, run_op(Pool(3, "max", True), x, *case.vectors))
+    operands = (x, out, gz, *case.vectors)
+    check(OneDnnMaxPoolGrad(3, True), MaxPoolGrad(3, True), operands, case.seed)
 
 
 def test_windows_far_larger_than_the_image():

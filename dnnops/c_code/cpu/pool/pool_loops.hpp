@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "max_pool_grad.hpp"
 #include "pool_axes.hpp"
 
 namespace dnnops {
@@ -108,6 +109,10 @@ void for_taps(const PoolAxes &axes, const Phases &phases, const std::vector<Tap>
 template <class T>
 void max_pool_grad(const PoolProblem &problem, const T *image, const T *maximum, const T *top_grad, T *image_grad) {
   const PoolAxes axes(problem);
+  const bool is_usual = with_usual_window(axes, [&](auto window, auto stride) {
+    MaxPoolGrad<window, stride, T>(axes).run(image, maximum, top_grad, image_grad);
+  });
+  if (is_usual) return;
   const Phases phases(axes);
   const std::vector<Tap> taps = row_taps(axes);
   const int64_t size = phases.size(), width = axes.top[2];
