@@ -1,6 +1,6 @@
 // Pooling and its gradients. oneDNN computes float32 averages, forward and backward. Loops compute float64,
-// sums and maxima (oneDNN loses NaNs in maxima and needs a workspace for their gradient), and windows that
-// cover the whole image, which oneDNN 3.2 adds up one element after the other.
+// sums and maxima (oneDNN loses NaNs in maxima and needs a workspace for their gradient), windows that cover the
+// whole image, which oneDNN 3.2 adds up one element after the other, and averages in wide rows.
 #include <cstring>
 
 #include "../../common/op.hpp"
@@ -49,6 +49,14 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
     if (problem.mode == POOL_AVERAGE_INC_PAD && padding[i] > problem.pad[i]) return false;
   }
   return true;
+}
+
+// For the averages of onednn_can(), which reads arrays with any strides.
+bool loops_are_faster(const PoolProblem &problem, const dnnops_tensor &image) {
+  constexpr int64_t kWideRow = 24;
+  const PoolAxes axes(problem);
+  return is_contiguous(image) && axes.top[2] >= kWideRow && axes.window[0] == 1 && axes.window[1] <= 3 &&
+         with_usual_window(axes, [](auto, auto) {});
 }
 
 dnnl_alg_kind_t algorithm(const PoolProblem &problem) {
@@ -166,7 +174,8 @@ void run(const OpCall<PoolParams> &call) {
   dnnops_tensor &output = call.outputs[0];
   if (element_count(problem.top, image.ndim) == 0) return;
   expect_large(output);
-  if (onednn_can(problem, image.dtype)) return run_onednn(call.context, problem, false, image, output);
+  if (onednn_can(problem, image.dtype) && !loops_are_faster(problem, image))
+    return run_onednn(call.context, problem, false, image, output);
   const Packed packed{&image};
   for_float_dtype(image.dtype, [&](auto zero) {
     using T = decltype(zero);
