@@ -61,6 +61,7 @@ def test_fills_of_the_emulated_kernel(tmp_path):
         np.testing.assert_array_equal(memory, expected, err_msg=repr(case))
 
 
+@pytest.mark.needs("nvrtc")
 def test_compiles():
     assert "fill" in compile_for_gpu("fill", {})
 
