@@ -141,12 +141,14 @@ struct ChannelSums {
       : total(*gy), product(*gy * (*x - center)) {}
 };
 
+// In groups of a few elements, the three terms of the gradient nearly cancel: with two elements, only epsilon is left.
+constexpr int64_t SHORT_GROUP = 16;
+
 // Adds the sums of a group to those of its channels; writes the gradient with respect to its elements.
 template <class T>
 void group_gradient(const Moments &of, double epsilon, const Layout &layout, const T *x, const T *gamma, const T *gy,
                     T *dx, Sum<T> *dgamma, Sum<T> *dbeta) {
   const double deviation = std::sqrt(of.variance + epsilon), count = (double)layout.size();
-  const T center = (T)of.mean;
   by_inner(layout, [&](auto inner) {
     Sum<T> total, product;
     for (int64_t c = 0; c < layout.per_group; ++c) {
@@ -158,13 +160,22 @@ void group_gradient(const Moments &of, double epsilon, const Layout &layout, con
       product.add(gamma[c] * from_center);
     }
     const double slope = product.value() / count / (of.variance + epsilon) / deviation;
-    const double error = (center - of.mean) - of.rest;
-    const T by = (T)slope, minus = (T)(total.value() / count / deviation + error * slope);
-    for (int64_t c = 0; c < layout.per_group; ++c) {
-      const T times = (T)(gamma[c] / deviation);
+    const auto write = [&](auto zero) {
+      using Wide = decltype(zero);
+      const Wide center = (Wide)of.mean;
+      const double error = (center - of.mean) - of.rest;
+      const Wide by = (Wide)slope, minus = (Wide)(total.value() / count / deviation + error * slope);
+      for (int64_t c = 0; c < layout.per_group; ++c) {
+        const Wide times = (Wide)(gamma[c] / deviation);
 #pragma omp simd
-      for (int64_t i = c * inner; i < (c + 1) * inner; ++i) dx[i] = gy[i] * times - minus - (x[i] - center) * by;
-    }
+        for (int64_t i = c * inner; i < (c + 1) * inner; ++i)
+          dx[i] = (T)(gy[i] * times - minus - (x[i] - center) * by);
+      }
+    };
+    if (layout.size() <= SHORT_GROUP)
+      write(0.0);
+    else
+      write(T(0));
   });
 }
 
