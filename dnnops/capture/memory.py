@@ -47,6 +47,8 @@ class Pool:
     plan : Plan, optional
         Places of the arrays, in the order in which they are allocated. Arrays that do not follow
         the plan are placed elsewhere.
+    smallest : int
+        Fewest bytes that are allocated from the driver at a time.
     malloc, free : callable, optional
         Functions that allocate and free device memory. Default: those of CUDA's runtime.
 
@@ -62,12 +64,14 @@ class Pool:
         self,
         plan: Plan | None = None,
         *,
+        smallest: int = 1,
         malloc: Callable[[int], int] | None = None,
         free: Callable[[int], Any] | None = None,
     ):
         self.lifetimes: list[Lifetime] = []
         self.returned: deque[int] = deque()
         self._malloc, self._free_memory = malloc or _malloc, free or _free
+        self._smallest = smallest
         #: Blocks from the driver and their sizes.
         self._blocks: dict[int, int] = {}
         #: Free ranges: the address of each one's end by that of its start.
@@ -119,7 +123,7 @@ class Pool:
         if start is None:
             start = self._fitting(size)
         if start is None:
-            start = self._grow(size)
+            start = self._grow(max(size, self._smallest))
         self._take(start, size)
         self._used[start] = number
         self.lifetimes.append(Lifetime(size, number))
@@ -159,9 +163,13 @@ class Pool:
         if start + size < end:
             self._free[start + size] = end
 
+    def block_of(self, address: int) -> int:
+        """Return the start of the block from the driver that an address is in."""
+        return next(a for a, size in self._blocks.items() if a <= address < a + size)
+
     def _release(self, start: int, end: int) -> None:
         """Free a range, and join it with free ranges beside it in the same block."""
-        block = next(a for a, size in self._blocks.items() if a <= start < a + size)
+        block = self.block_of(start)
         if end < block + self._blocks[block] and end in self._free:
             end = self._free.pop(end)
         if start > block:

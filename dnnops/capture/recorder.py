@@ -17,8 +17,9 @@ from dnnops.capture.aliases import is_same, overlaps, require_apart
 from dnnops.capture.graph import Graph, recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
-from dnnops.capture.replay import Replay, Upload
+from dnnops.capture.replay import Replay
 from dnnops.capture.schedule import Role, Schedule
+from dnnops.capture.staging import Staging
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
 from dnnops.gpuarray.op import is_on_device
@@ -27,6 +28,9 @@ from dnnops.runtime.lifetimes import chain, declared_origins, releases
 __all__ = ["Captured", "Recorder"]
 
 Cell = list[Any]
+
+#: Bytes of the blocks for host values. Those of one block are copied to the device at once.
+UPLOADED = 1 << 16
 
 
 @dataclass
@@ -48,8 +52,9 @@ class Captured:
         Storage and address of the arguments that the graph reads where they are.
     numbers : dict of Variable to cupy.ndarray
         Where elementwise nodes read host numbers.
-    uploads : list of Upload
-        The host values that are copied to the device before the launch.
+    uploads : list of tuple
+        Storage of each host value that is copied to the device before the launch, and the array
+        that it is copied to.
     results : list of tuple
         Storage and value of each result that host nodes after the graph, or the caller, read.
     outputs : list of cupy.ndarray
@@ -72,7 +77,7 @@ class Captured:
     arguments: list[Any]
     in_place: list[tuple[Cell, int]] = field(default_factory=list)
     numbers: dict[Variable, Any] = field(default_factory=dict)
-    uploads: list[Upload] = field(default_factory=list)
+    uploads: list[tuple[Cell, Any]] = field(default_factory=list)
     results: list[tuple[Cell, Any]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     copied: list[int] = field(default_factory=list)
@@ -270,7 +275,7 @@ class Recorder:
                 array if is_in_place else array.copy(order="K")
                 for array, is_in_place in zip(values, is_read, strict=True)
             ]
-        captured = Captured(None, pool, Pool(), shared, arguments)  # type: ignore[arg-type]
+        captured = Captured(None, pool, Pool(smallest=UPLOADED), shared, arguments)  # type: ignore[arg-type]
         cells = [self._storage[x] for x in self.arguments]
         try:
             for cell, array in zip(cells, arguments, strict=True):
@@ -294,7 +299,7 @@ class Recorder:
             captured.replay = Replay(
                 captured.graph,
                 copied,
-                captured.uploads,
+                Staging(captured.uploads, captured.upload_pool.block_of),
                 captured.outputs,
                 captured.copied,
             )
@@ -344,9 +349,9 @@ class Recorder:
         import cupy
 
         with captured.upload_pool.used():
-            upload = Upload(cell, cupy.empty(cell[0].shape, cell[0].dtype))
-        captured.uploads.append(upload)
-        return upload.target
+            target = cupy.empty(cell[0].shape, cell[0].dtype)
+        captured.uploads.append((cell, target))
+        return target
 
     @contextmanager
     def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:

@@ -6,62 +6,15 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dnnops.capture.graph import Graph
-from dnnops.errors import DnnError
+from dnnops.capture.staging import Staging
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import raise_status
 
-__all__ = ["Replay", "Upload"]
+__all__ = ["Replay"]
 
 #: Words of a ``dnnops_copy``: the destination, the source and the number of bytes.
 _TO, _FROM, _BYTES, _WORDS = range(4)
-
-
-class Upload:
-    """A host value that is copied to the device before each launch, through page-locked memory.
-
-    Two buffers take turns, so that a launch need not wait for the copy of the one before it.
-
-    Parameters
-    ----------
-    cell : list
-        Storage of the value, an array or a number of the target's shape and dtype.
-    target : cupy.ndarray
-        C-contiguous device array.
-
-    Attributes
-    ----------
-    cell : list
-    target : cupy.ndarray
-    addresses : list of int
-        Addresses of the buffers.
-    """
-
-    def __init__(self, cell: list[Any], target: Any):
-        import cupy
-
-        self.cell, self.target = cell, target
-        self._memory = [cupy.cuda.alloc_pinned_memory(max(target.nbytes, 1)) for _ in range(2)]
-        self._arrays = [
-            np.frombuffer(memory, target.dtype, target.size).reshape(target.shape)
-            for memory in self._memory
-        ]
-        self.addresses = [memory.ptr for memory in self._memory]
-
-    def store(self, turn: int) -> None:
-        """Store the value in a buffer.
-
-        Raises
-        ------
-        DnnError
-            If the shape is different.
-        """
-        value = self.cell[0]
-        if value.shape != self.target.shape:
-            raise DnnError(f"a captured array had shape {self.target.shape}, not {value.shape}")
-        np.copyto(self._arrays[turn], value, casting="no")
 
 
 class Replay:
@@ -73,7 +26,8 @@ class Replay:
     arguments : sequence of tuple
         Storage of each argument, its value when the graph was captured, and the array that the
         graph reads. Values of replays have the shape and strides of the first one.
-    uploads : sequence of Upload
+    staging : Staging
+        The host values that the graph reads.
     outputs : sequence
         The function's outputs: arrays that the graph writes, or other objects.
     copied : sequence of int
@@ -84,14 +38,15 @@ class Replay:
         self,
         graph: Graph,
         arguments: Sequence[tuple[list[Any], Any, Any]],
-        uploads: Sequence[Upload],
+        staging: Staging,
         outputs: Sequence[Any],
         copied: Sequence[int],
     ):
         import cupy
 
-        self._graph, self._uploads, self._outputs = graph, uploads, outputs
-        self._uploaded = [cupy.cuda.Event(disable_timing=True) for _ in range(2 if uploads else 0)]
+        self._graph, self._staging, self._outputs = graph, staging, outputs
+        number = 2 if staging.copies else 0
+        self._uploaded = [cupy.cuda.Event(disable_timing=True) for _ in range(number)]
         self._turn = 0
         # The copies before the launch come first. Of each, one word changes from call to call.
         copies: list[tuple[int, int, int]] = []
@@ -109,8 +64,8 @@ class Replay:
             else:
                 self._assigned.append((cell, own))
         self._staged = [
-            (upload, add(upload.target.data.ptr, 0, upload.target.nbytes, _FROM))
-            for upload in uploads
+            (addresses, add(target, 0, nbytes, _FROM))
+            for target, addresses, nbytes in staging.copies
         ]
         self._before = len(copies)
         self._new: list[tuple[int, Any, Any, int]] = []
@@ -134,7 +89,7 @@ class Replay:
         Raises
         ------
         DnnError
-            If a host value has another shape, or CUDA fails.
+            If a host value has another shape or dtype, or CUDA fails.
         """
         words = self._words
         for cell, at in self._blocks:
@@ -147,9 +102,9 @@ class Replay:
             self._turn = turn = 1 - self._turn
             event = self._uploaded[turn]
             event.synchronize()  # the buffers are free
-            for upload, at in self._staged:
-                upload.store(turn)
-                words[at] = upload.addresses[turn]
+            self._staging.store(turn)
+            for addresses, at in self._staged:
+                words[at] = addresses[turn]
             uploaded = event.ptr
         outputs = [*self._outputs]
         for position, shape, dtype, at in self._new:

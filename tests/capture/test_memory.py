@@ -181,3 +181,13 @@ def test_memory_runs_out():
     assert list(driver.held) == [address]
     del pool, owner
     assert not driver.held
+
+
+def test_small_arrays_share_a_block():
+    driver = Driver()
+    pool = Pool(smallest=4 * ALIGNMENT, malloc=driver.malloc, free=driver.free)
+    kept = [pool.allocate(size) for size in (4, 1, 2 * ALIGNMENT, 5 * ALIGNMENT, 8)]
+    blocks = [pool.block_of(start) for start, _ in kept]
+    assert blocks[0] == blocks[1] == blocks[2]
+    assert len(set(blocks[2:])) == 3
+    assert list(driver.held.values()) == [4 * ALIGNMENT, 5 * ALIGNMENT, 4 * ALIGNMENT]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dnnops.capture import replay
-from dnnops.capture.replay import Replay, Upload
+from dnnops.capture.replay import Replay
+from dnnops.capture.staging import Staging
 from dnnops.errors import DnnError
 from tests.gpuarray.fake_devices import FakeDevices
 
@@ -81,7 +82,7 @@ def test_arguments_and_results(device, host):
     made = Replay(
         host.graph,
         [(cell, cell[0], array) for cell, array in zip(cells, own, strict=True)],
-        [],
+        Staging([], int),
         [sums, turned, None, "constant"],
         [0, 1],
     )
@@ -109,13 +110,16 @@ def test_arguments_and_results(device, host):
     assert host.events == [None] * 3
 
 
-def test_host_values_take_turns(device, host):
+@pytest.mark.parametrize("is_one_block", [False, True])
+def test_host_values_take_turns(device, host, is_one_block):
     """A buffer is not overwritten before the copy from it has run."""
     rate, labels = [np.array(0.5, "float32")], [np.arange(4)]
-    targets = [device.array(np.zeros((), "float32")), device.array(np.zeros(4, "int64"))]
-    uploads = [Upload(cell, target) for cell, target in zip([rate, labels], targets, strict=True)]
+    block = device.array(np.zeros(12, "int64"))
+    targets = [block[1:2].view("float32")[0:1].reshape(()), block[4:8]]
+    uploads = list(zip([labels, rate], targets[::-1], strict=True))
+    staging = Staging(uploads, (lambda address: 0) if is_one_block else int)
     out = device.array(np.zeros(4))
-    made = Replay(host.graph, [], uploads, [out], [0])
+    made = Replay(host.graph, [], staging, [out], [0])
     host.launched = lambda: np.multiply(targets[0], targets[1], out=out)
     for i in range(4):
         rate[0], labels[0] = np.array(i, "float32"), np.arange(4) + i
@@ -123,18 +127,22 @@ def test_host_values_take_turns(device, host):
         np.testing.assert_array_equal(found, i * (np.arange(4) + i))
     assert host.events[0] != host.events[1]
     assert host.events[:2] == host.events[2:]
-    assert len({address for upload in uploads for address in upload.addresses}) == 4
+    copies = 1 if is_one_block else 2
+    assert len({address for copy in staging.copies for address in copy[1]}) == 2 * copies
+    assert np.array_equal(block[8:], np.zeros(4))
 
 
 def test_a_host_value_of_another_shape_or_dtype(device, host):
     cell = [np.arange(4)]
-    made = Replay(host.graph, [], [Upload(cell, device.array(np.zeros(4, "int64")))], [], [])
-    cell[0] = np.arange(3)
-    with pytest.raises(DnnError, match=r"had shape \(4,\), not \(3,\)"):
-        made.run()
-    cell[0] = np.arange(4.0)
-    with pytest.raises(TypeError, match="Cannot cast"):
-        made.run()
+    staging = Staging([(cell, device.array(np.zeros(4, "int64")))], int)
+    made = Replay(host.graph, [], staging, [], [])
+    for value in (np.arange(3), np.arange(4.0)):
+        cell[0] = value
+        message = (
+            rf"int64 array had shape \(4,\); it is a {value.dtype} array of shape \({value.size},\)"
+        )
+        with pytest.raises(DnnError, match=message):
+            made.run()
     assert host.events == []
     cell[0] = np.arange(4)
     assert made.run() == []
