@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 from weakref import finalize, ref
 
@@ -92,27 +92,40 @@ def _read_address(value: Any) -> tuple[int | None, Any]:
     return None, None
 
 
-#: For those that read an address without a check, the functions that read nothing else.
-_POINTERS: dict[Any, Callable[[Any], int]] = {
-    _read_torch: methodcaller("data_ptr"),
-    _read_cupy: attrgetter("data.ptr"),
-}
+def _pointer(kind: type) -> Callable[[Any], int] | None:
+    """Return what reads only the address of an array of a type, if that needs no check."""
+    read = _READERS.get(kind)
+    if read is _read_torch:
+        return kind.data_ptr  # type: ignore[attr-defined]
+    return attrgetter("data.ptr") if read is _read_cupy else None
+
+
+def _no_array() -> Any:
+    """Stand for the reference to an array, where there is none."""
+    return _no_array
 
 
 class _Place:
-    """Where `execute` needs an array, with what it checked about the last one."""
+    """Where `execute` needs an array.
 
-    __slots__ = ("_last", "label")
+    Attributes
+    ----------
+    label : str
+        What messages call it.
+    known : tuple
+        A reference to the array of the last call, the function that reads its address, and the
+        address. An array that is the same object at the same address is not checked again. Its
+        memory cannot have become smaller, whatever has become of its shape.
+    """
+
+    __slots__ = ("known", "label")
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self._last: tuple[Any, Callable[[Any], int], int] | None = None
+        self.known: tuple[Callable[[], Any], Callable[[Any], int], int] = _no_array, id, 0
 
     def address(self, value: Any) -> int:
         """Return the address of an array after checking it.
-
-        An array that is the same object, at the same address, as in the last call is not checked
-        again. Its memory cannot have become smaller, whatever has become of its shape.
 
         Raises
         ------
@@ -121,18 +134,14 @@ class _Place:
         DnnValueError
             If it is too small, null or not aligned.
         """
-        last = self._last
-        # The reference is None once the array is gone.
-        if last and value is not None and last[0]() is value and last[1](value) == last[2]:
-            return last[2]
         address = self.check(value)
         kind = type(value)
-        pointer = _POINTERS.get(_READERS.get(kind) or _reader(value))
+        pointer = _pointer(kind)
         # Not every class allows weak references.
         if pointer is None or not kind.__weakrefoffset__:
-            self._last = None
+            self.known = _no_array, id, 0
         else:
-            self._last = ref(value), pointer, address
+            self.known = ref(value), pointer, address
         return address
 
     def check(self, value: Any) -> int:
@@ -214,12 +223,13 @@ class _Calls:
         Address of the C library's recordings of it as a CUDA graph, which calls with the same
         addresses replay; 0 if calls differ in numbers that are passed by value.
     last : tuple
-        The words of the last call for the library, as a list and as an array.
+        What may differ from call to call, as it was in the last one, the words of that call for the
+        library, and their address.
     """
 
     def __init__(self, plan: Plan, is_recorded: bool):
         self.descriptor, self.scratch = plan.descriptor, _Scratch(plan.workspace)
-        self.last: tuple[list[int], array[int]] = [], array("q")
+        self.last: tuple[list[int], array[int], int] = [], array("q"), 0
         self.replays = 0
         if is_recorded:
             library = CUDNN.library
@@ -403,7 +413,11 @@ class ExecutableGraph(PlannedGraph):
                 if slot is None:
                     continue
             bound.append(slot.uid)
-            if slot.by_value:
+            array_of, pointer, known = slot.known
+            # The reference is None once the array is gone.
+            if array_of() is value is not None and pointer(value) == known:
+                bound.append(known)
+            elif slot.by_value:
                 number = as_host_number(slot.tensor, value)
                 kept.append(number)
                 bound.append(number.ctypes.data)
@@ -414,17 +428,23 @@ class ExecutableGraph(PlannedGraph):
         calls = plan.calls
         if calls is None or calls.descriptor is not plan.descriptor:
             plan.calls = calls = _Calls(plan, self._is_recorded)
-        scratch = 0 if workspace is None else calls.scratch.address(workspace)
+        scratch = 0
+        if workspace is not None:
+            array_of, pointer, scratch = calls.scratch.known
+            if array_of() is not workspace or pointer(workspace) != scratch:
+                scratch = calls.scratch.address(workspace)
         if handle is None:
             handle = self._own_handle()
         if type(handle) is not self._handle_type:
             handle = as_handle(handle, self._handle_type, "handle")
-        made, size, replays = plan.descriptor.handle, plan.workspace, calls.replays
-        words = [handle, made, scratch, size, self.device_number, replays, len(bound), *bound]
-        last = calls.last
-        if words != last[0]:
-            calls.last = last = words, array("q", words)
-        status = self._run(last[1].buffer_info()[0])
+        given, last = [handle, scratch, *bound], calls.last
+        if given != last[0]:
+            size, replays = plan.workspace, calls.replays
+            fixed = handle, plan.descriptor.handle, scratch, size, self.device_number, replays
+            words = array("q", [*fixed, len(bound), *bound])
+            # One assignment, because another thread may execute the plan.
+            calls.last = last = given, words, words.buffer_info()[0]
+        status = self._run(last[2])
         if status:
             raise_status(CUDNN, status)
 

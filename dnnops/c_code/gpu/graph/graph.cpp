@@ -114,32 +114,34 @@ struct ExecuteWords {
   int64_t size, device;
   PlanReplays *replays;
   int64_t words;
+  const int64_t *bound() const { return reinterpret_cast<const int64_t *>(this + 1); }
 };
 
-// The stream is that of the handle; a call without `replays` need not know it.
-void execute(const ExecuteWords &call, void *workspace, cudaStream_t stream) {
+void launch_plan(const ExecuteWords &call, void *workspace, cudnnHandle_t handle) {
   std::vector<int64_t> uids;
   std::vector<const void *> pointers;
-  const int64_t *word = reinterpret_cast<const int64_t *>(&call + 1);
-  for (const int64_t *end = word + call.words; word < end; word += 2) {
+  for (const int64_t *word = call.bound(), *end = word + call.words; word < end; word += 2) {
     uids.push_back(word[0]);
     pointers.push_back(reinterpret_cast<const void *>(word[1]));
   }
-  const auto launch = [&](const Handle &on) {
-    execute_plan(on.cudnn, call.plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(), workspace);
-  };
+  execute_plan(handle, call.plan, static_cast<int64_t>(uids.size()), uids.data(), pointers.data(), workspace);
+}
+
+// The stream is that of the handle; a call without `replays` need not know it.
+void execute(const ExecuteWords &call, void *workspace, cudaStream_t stream) {
+  // A kernel has no other parameters that differ from call to call; see ExecutableGraph in dnnops/graph/execution.py.
+  Addresses addresses{reinterpret_cast<int64_t>(workspace)};
+  const size_t count = call.words / 2;
+  if (!call.replays || count >= addresses.size()) return launch_plan(call, workspace, call.handle);
+  for (size_t i = 0; i < count; ++i) addresses[i + 1] = call.bound()[2 * i + 1];
+  const std::unique_lock<std::mutex> lock(call.replays->mutex, std::try_to_lock);
+  if (!lock) return launch_plan(call, workspace, call.handle);
   Handle handle;
   handle.cudnn = call.handle;
   handle.device = static_cast<int>(call.device);
   handle.stream = stream;
-  // A kernel has no other parameters that differ from call to call; see ExecutableGraph in dnnops/graph/execution.py.
-  Addresses addresses{reinterpret_cast<int64_t>(workspace)};
-  if (!call.replays || pointers.size() >= addresses.size()) return launch(handle);
-  std::transform(pointers.begin(), pointers.end(), addresses.begin() + 1,
-                 [](const void *pointer) { return reinterpret_cast<int64_t>(pointer); });
-  const std::unique_lock<std::mutex> lock(call.replays->mutex, std::try_to_lock);
-  if (!lock) return launch(handle);
-  call.replays->replays.run(handle, addresses, launch);
+  call.replays->replays.run(handle, addresses,
+                            [&](const Handle &on) { launch_plan(call, workspace, on.cudnn); });
 }
 
 }  // namespace dnnops
