@@ -106,7 +106,11 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/regularization/dropout.cuh",
     ),
-    "fill": ("gpu/kernels/kernel.cuh", "gpu/kernels/fill.cuh"),
+    "fill": (
+        "gpu/kernels/fill_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/fill.cuh",
+    ),
     "fold_batchnorm": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

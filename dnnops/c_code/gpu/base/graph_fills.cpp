@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../kernels/fill_params.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "descriptor.hpp"
 
@@ -12,13 +13,6 @@ namespace {
 
 constexpr unsigned THREADS = 256, MAX_BLOCKS = 1024;
 constexpr int64_t BYTES_OF_BLOCK = int64_t(THREADS) * 16;
-
-// FillParams of c_code/gpu/kernels/fill.cuh.
-struct FillParams {
-  void *to;
-  long long bytes;
-  unsigned word;
-};
 
 // The nodes before a fill, or after it. These edges have no data, which only edges from kernels to kernels have.
 std::vector<cudaGraphNode_t> neighbours(cudaGraphNode_t node, bool before) {
@@ -72,8 +66,8 @@ int64_t replace_fills(cudaGraph_t graph, const Handle &handle) {
       continue;
     }
     if (!kernel.function) kernel = load_kernel(handle, "fill", "fill", "");
-    FillParams params = {given.dst, static_cast<long long>(row * std::max<size_t>(given.height, 1)),
-                         repeated(given.value, given.elementSize)};
+    const auto bytes = static_cast<long long>(row * std::max<size_t>(given.height, 1));
+    FillParams params = {static_cast<unsigned char *>(given.dst), bytes, repeated(given.value, given.elementSize)};
     const int64_t blocks = (params.bytes + BYTES_OF_BLOCK - 1) / BYTES_OF_BLOCK;
     void *arguments[] = {&params};
     const cudaGraphNode_t fill =

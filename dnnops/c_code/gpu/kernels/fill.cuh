@@ -1,11 +1,5 @@
 // Fills of memory in CUDA graphs, as in c_code/gpu/base/graph_fills.cpp. dnnops/gpu/kernels.py compiles this with CuPy.
 
-struct FillParams {
-  unsigned char *to;
-  long long bytes;
-  unsigned word;  // the bytes that repeat from `to` on, the lowest one first
-};
-
 KERNEL void fill(GRID_CONSTANT const FillParams p) {
   wait_for_stream();
   const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x, step = gridDim.x * (long long)blockDim.x;
