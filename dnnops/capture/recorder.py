@@ -46,8 +46,10 @@ class Captured:
         later nodes.
     upload_pool : Pool
         Memory of host values, which are there before the graph starts.
-    shared, arguments : list of cupy.ndarray
-        The arrays of shared variables, and those that the graph reads instead of arguments.
+    shared : list of tuple
+        Storage and array of each shared variable.
+    arguments : list of cupy.ndarray
+        The arrays that the graph reads instead of arguments.
     in_place : list of tuple
         Storage and address of the arguments that the graph reads where they are.
     numbers : dict of Variable to cupy.ndarray
@@ -73,7 +75,7 @@ class Captured:
     graph: Graph
     pool: Pool
     upload_pool: Pool
-    shared: list[Any]
+    shared: list[tuple[Cell, Any]]
     arguments: list[Any]
     in_place: list[tuple[Cell, int]] = field(default_factory=list)
     numbers: dict[Variable, Any] = field(default_factory=dict)
@@ -85,6 +87,14 @@ class Captured:
     updates: list[tuple[Cell, int]] = field(default_factory=list)
     written: list[Cell] = field(default_factory=list)
     replay: Replay = field(init=False)
+
+    def has_shared_arrays(self) -> bool:
+        """Return whether shared variables have the arrays that the graph reads."""
+        # There may be hundreds, and all() takes twice as long.
+        for cell, array in self.shared:  # noqa: SIM110
+            if cell[0] is not array:
+                return False
+        return True
 
     def has_arguments_in_place(self) -> bool:
         """Return whether the arguments that the graph reads in place are where they were."""
@@ -241,11 +251,12 @@ class Recorder:
         """
         import cupy
 
-        shared = [self._storage[x][0] for x in self.shared]
+        shared = [(cell := self._storage[x], cell[0]) for x in self.shared]
+        arrays = [array for _, array in shared]
         values = [self._storage[x][0] for x in self.arguments]
-        require_apart(shared)
+        require_apart(arrays)
         is_read = [
-            is_wanted and x not in self._overwritten and not overlaps(value, shared)
+            is_wanted and x not in self._overwritten and not overlaps(value, arrays)
             for is_wanted, x, value in zip(
                 in_place or [False] * len(values), self.arguments, values, strict=True
             )
@@ -265,7 +276,7 @@ class Recorder:
         self,
         pool: Pool,
         stream: Any,
-        shared: list[Any],
+        shared: list[tuple[Cell, Any]],
         values: Sequence[Any],
         is_read: Sequence[bool],
         is_trial: bool = False,
@@ -391,7 +402,7 @@ class Recorder:
         arrays = dict(
             zip(
                 (*self.shared, *self.arguments),
-                (*captured.shared, *captured.arguments),
+                (*(array for _, array in captured.shared), *captured.arguments),
                 strict=True,
             )
         )

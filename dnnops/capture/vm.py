@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from operator import is_
 from threading import Lock
 from typing import Any
 
@@ -120,7 +119,7 @@ class CapturingVM:
     def _run_or_capture(self) -> list[Any]:
         # Shared variables rarely get other arrays, so their shapes are compared only then.
         last = self._last
-        if last is not None and not self._has_arrays_of(last[0]):
+        if last is not None and not last[0].has_shared_arrays():
             last = None
         signature = self._signature(last[1] if last else self._number_of_shapes())
         calls, addresses = self._seen.get(signature, (0, None))
@@ -173,16 +172,12 @@ class CapturingVM:
         self._graphs.clear()
         self._last = None
 
-    def _has_arrays_of(self, captured: Captured) -> bool:
-        """Return whether shared variables have the arrays that a graph reads."""
-        return all(map(is_, [cell[0] for cell in self._shared_cells], captured.shared))
-
     def _found(self, key: Any, last: tuple[Captured, int] | None) -> Captured | None:
         """Return the graph for a signature, unless it reads arrays that have been replaced."""
         captured = self._graphs.get(key)
         if captured is None:
             return None
-        has_arrays = (last and captured is last[0]) or self._has_arrays_of(captured)
+        has_arrays = (last and captured is last[0]) or captured.has_shared_arrays()
         is_in_place = captured.has_arguments_in_place()
         if has_arrays and is_in_place:
             self._graphs.move_to_end(key)
