@@ -20,11 +20,14 @@ SOURCE = """
 extern "C" void run_pack(const dnnops_tensor *from, void *to, int flip) {
   dnnops::pack(*from, to, flip);
 }
+extern "C" void run_unpack(const void *from, const dnnops_tensor *to, int flip) {
+  dnnops::unpack(from, *to, flip);
+}
 """
 
 
 @pytest.fixture(scope="module")
-def run_pack(tmp_path_factory):
+def library(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("pack")
     (folder / "run_pack.cpp").write_text(SOURCE)
     runtime = c_code_dir()
@@ -36,7 +39,7 @@ def run_pack(tmp_path_factory):
         ],
         folder,
     )
-    return ctypes.CDLL(str(folder / "pack.so")).run_pack
+    return ctypes.CDLL(str(folder / "pack.so"))
 
 
 def describe(array: np.ndarray, dtype: str) -> Any:
@@ -48,7 +51,7 @@ def describe(array: np.ndarray, dtype: str) -> Any:
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("dtype", DTYPE_CODES)
-def test_every_dtype(run_pack, dtype, flip):
+def test_every_dtype(library, dtype, flip):
     rng = np.random.default_rng(0)
     bits = "uint16" if dtype == "bfloat16" else dtype
     for shape in ((7,), (3, 5), (4, 3, 6), (2, 3, 4, 5), (2, 1, 3, 2, 4), (3, 0, 2)):
@@ -58,8 +61,14 @@ def test_every_dtype(run_pack, dtype, flip):
             # Memory behind the copy must not change.
             guarded = np.full(array.size * array.itemsize + 64, 0xA5, "uint8")
             to = guarded[: array.size * array.itemsize].view(bits).reshape(shape)
-            run_pack(ctypes.byref(describe(array, dtype)), ctypes.c_void_p(to.ctypes.data), flip)
+            library.run_pack(
+                ctypes.byref(describe(array, dtype)), ctypes.c_void_p(to.ctypes.data), flip
+            )
             spatial = tuple(range(2, array.ndim))
             expected = np.flip(array, spatial) if flip and spatial else array
             np.testing.assert_array_equal(to, expected)
             assert (guarded[array.size * array.itemsize :] == 0xA5).all()
+            found = np.zeros_like(array) if array is plain else np.flip(np.zeros_like(array))
+            described = ctypes.byref(describe(found, dtype))
+            library.run_unpack(ctypes.c_void_p(to.ctypes.data), described, flip)
+            np.testing.assert_array_equal(found, array)

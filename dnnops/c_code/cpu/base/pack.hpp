@@ -10,6 +10,9 @@ namespace dnnops {
 // each filter.
 void pack(const dnnops_tensor &from, void *to, bool flip_spatial);
 
+// Copies the other way.
+void unpack(const void *from, const dnnops_tensor &to, bool flip_spatial);
+
 // Copies a float32 matrix with any strides to another of the same shape.
 void copy_matrix(const dnnops_tensor &from, const dnnops_tensor &to);
 

@@ -241,14 +241,7 @@ void run_conv_entry(const ConvEntry &entry, PlanRun &run, const ConvProblem &pro
     if (entry.packed[role] && role != roles.result) pack(*tensors[role], data[role], role == FILTERS && flip);
   }
   run({data[roles.first], data[roles.second], data[roles.result]}, scratch);
-  if (entry.packed[roles.result]) {
-    dnnops_tensor computed = output;
-    computed.data = data[roles.result];
-    int64_t strides[5];
-    contiguous_strides(output.ndim, output.shape, strides);
-    for (int64_t i = 0; i < output.ndim; ++i) computed.strides[i] = strides[i] * (int64_t)sizeof(float);
-    pack(computed, output.data, roles.result == FILTERS && flip);
-  }
+  if (entry.packed[roles.result]) unpack(data[roles.result], output, roles.result == FILTERS && flip);
 }
 
 }  // namespace dnnops

@@ -101,19 +101,6 @@ class Layout {
   int64_t size_ = 0;
 };
 
-void unpack(const float *from, const dnnops_tensor &to) {
-  const int64_t *shape = to.shape, *strides = to.strides;
-#pragma omp parallel for collapse(2)
-  for (int64_t i = 0; i < shape[0]; ++i)
-    for (int64_t j = 0; j < shape[1]; ++j) {
-      const float *row = from + (i * shape[1] + j) * shape[2] * shape[3];
-      char *plane = static_cast<char *>(to.data) + i * strides[0] + j * strides[1];
-      for (int64_t k = 0; k < shape[2]; ++k)
-        for (int64_t l = 0; l < shape[3]; ++l, ++row)
-          std::memcpy(plane + k * strides[2] + l * strides[3], row, sizeof(float));
-    }
-}
-
 // The operands as contiguous arrays, copied to scratch memory where necessary.
 struct Operands {
   const dnnops_tensor *tensors[3];  // two inputs and the output
@@ -135,7 +122,7 @@ struct Operands {
     }
   }
   void write() const {
-    if (copied[2]) unpack(data[2], *tensors[2]);
+    if (copied[2]) unpack(data[2], *tensors[2], false);
   }
 };
 
