@@ -4,6 +4,7 @@
 #include "../../common/chosen.hpp"
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
+#include "conv_parts.hpp"
 #include "../base/caches.hpp"
 #include "../base/node_state.hpp"
 #include "winograd.hpp"
@@ -90,9 +91,13 @@ void run(const OpCall<ConvParams> &call) {
     case ConvWay::ONEDNN:
       break;
   }
-  with_entry(state, cache(), key, [&] { return make_wanted_entry(key); }, [&](ConvEntry &entry, PlanRun &plan_run) {
-    run_conv_entry(entry, plan_run, problem, inputs, output);
-    tell(state, params, key, inputs, output, [&] { return Told{entry.name, (int64_t)entry.plan.scratch_bytes()}; });
+  ConvParts(problem, inputs, output).run([&](const ConvPart &part) {
+    const ConvKey of_part = conv_key(part.problem, part.inputs, part.output, by_name ? params.name : nullptr);
+    const auto make = [&] { return make_wanted_entry(of_part); };
+    with_entry(state, cache(), of_part, make, [&](ConvEntry &entry, PlanRun &plan_run) {
+      run_conv_entry(entry, plan_run, part.problem, part.inputs, part.output);
+      tell(state, params, key, inputs, output, [&] { return Told{entry.name, (int64_t)entry.plan.scratch_bytes()}; });
+    });
   });
 }
 

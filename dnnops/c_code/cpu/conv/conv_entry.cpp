@@ -211,19 +211,23 @@ std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implement
   return entry;
 }
 
+std::shared_ptr<ConvEntry> make_named_entry(const ConvKey &key, const std::string &name,
+                                            const std::vector<std::string> &names) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    std::string others = winograd_obstacle(key.problem) ? "" : WINOGRAD_NAME;
+    for (const std::string &other : names) others += (others.empty() ? "" : ", ") + other;
+    fail(DNNOPS_VALUE_ERROR, "there is no plan %s for this convolution; there are: %s", name.c_str(), others.c_str());
+  }
+  auto entry = make_conv_entry(key, found - names.begin());
+  entry->name = name;
+  return entry;
+}
+
 std::shared_ptr<ConvEntry> make_wanted_entry(const ConvKey &key) {
   if (!key.name[0]) return make_conv_entry(key);
   const NoPrimitiveCache no_cache;
-  const std::vector<std::string> names = conv_implementations(key.problem, no_cache);
-  const auto found = std::find(names.begin(), names.end(), key.name);
-  if (found == names.end()) {
-    std::string others = winograd_obstacle(key.problem) ? "" : WINOGRAD_NAME;
-    for (const std::string &name : names) others += (others.empty() ? "" : ", ") + name;
-    fail(DNNOPS_VALUE_ERROR, "there is no plan %s for this convolution; there are: %s", key.name, others.c_str());
-  }
-  auto entry = make_conv_entry(key, found - names.begin());
-  entry->name = *found;
-  return entry;
+  return make_named_entry(key, key.name, conv_implementations(key.problem, no_cache));
 }
 
 void run_conv_entry(const ConvEntry &entry, PlanRun &run, const ConvProblem &problem, const dnnops_tensor *inputs,

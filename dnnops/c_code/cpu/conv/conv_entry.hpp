@@ -70,6 +70,11 @@ std::vector<std::string> conv_implementations(const ConvProblem &problem, const 
 // oneDNN's cache.
 std::shared_ptr<ConvEntry> make_conv_entry(const ConvKey &key, int64_t implementation = 0);
 
+// Makes the plan of the implementation with this name, of those that conv_implementations() returned while oneDNN's
+// cache was disabled, as it still has to be. Throws if there is none.
+std::shared_ptr<ConvEntry> make_named_entry(const ConvKey &key, const std::string &name,
+                                            const std::vector<std::string> &names);
+
 // Makes the plan that the key names, or that of the first implementation. Throws if no implementation has that name.
 std::shared_ptr<ConvEntry> make_wanted_entry(const ConvKey &key);
 

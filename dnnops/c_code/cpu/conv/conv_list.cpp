@@ -6,6 +6,7 @@
 
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
+#include "conv_parts.hpp"
 #include "winograd.hpp"
 
 namespace dnnops {
@@ -13,10 +14,17 @@ namespace {
 
 using ListedPlan = dnnops_onednn_listed_plan;
 
+// An implementation of oneDNN for parts with one number of images.
+struct Prepared {
+  std::shared_ptr<ConvEntry> entry;
+  std::unique_ptr<PlanRun> run;
+  explicit Prepared(std::shared_ptr<ConvEntry> made)
+      : entry(std::move(made)), run(new PlanRun(std::shared_ptr<const Plan>(entry, &entry->plan))) {}
+};
+
 struct Item {
   ListedPlan listed;
-  std::shared_ptr<ConvEntry> entry;  // for oneDNN's implementations
-  std::unique_ptr<PlanRun> run;
+  std::vector<Prepared> prepared;  // for oneDNN's implementations: one for each number of images, the larger one first
 };
 
 void copy_text(char *target, size_t size, const std::string &text) {
@@ -50,17 +58,22 @@ class ConvList {
       if (const char *drawback = winograd_drawback(problem_))
         copy_text(winograd.listed.remark, sizeof(ListedPlan::remark), drawback);
     }
+    const ConvParts parts(problem_, inputs_, output_);
+    std::vector<ConvPart> sizes = {parts.first()};
+    if (parts.last().problem.image[0] != parts.first().problem.image[0]) sizes.push_back(parts.last());
+    std::vector<std::vector<std::string>> names;
     const NoPrimitiveCache no_cache;
-    const std::vector<std::string> names = conv_implementations(problem_, no_cache);
-    const ConvKey key = conv_key(problem_, inputs_, output_);
-    for (size_t i = 0; i < names.size(); ++i) {
-      Item &item = add(ConvWay::ONEDNN, names[i]);
+    for (const ConvPart &part : sizes) names.push_back(conv_implementations(part.problem, no_cache));
+    for (const std::string &name : names[0]) {
+      Item &item = add(ConvWay::ONEDNN, name);
       try {
-        item.entry = make_conv_entry(key, (int64_t)i);
-        item.run = std::make_unique<PlanRun>(std::shared_ptr<const Plan>(item.entry, &item.entry->plan));
-        item.listed.scratch_bytes = (int64_t)item.entry->plan.scratch_bytes();
-        for (int role = 0; role < 3; ++role)
-          item.listed.reordered[role] = item.entry->reordered[role] || item.entry->packed[role];
+        for (size_t i = 0; i < sizes.size(); ++i) {
+          const ConvKey key = conv_key(sizes[i].problem, sizes[i].inputs, sizes[i].output);
+          item.prepared.emplace_back(make_named_entry(key, name, names[i]));
+        }
+        const ConvEntry &entry = *item.prepared[0].entry;
+        item.listed.scratch_bytes = (int64_t)entry.plan.scratch_bytes();
+        for (int role = 0; role < 3; ++role) item.listed.reordered[role] = entry.reordered[role] || entry.packed[role];
       } catch (const Error &error) {
         copy_text(item.listed.reason, sizeof item.listed.reason, error.message);
       }
@@ -83,8 +96,13 @@ class ConvList {
   void run(int64_t index) {
     Item &item = items_.at(index);
     if (item.listed.reason[0]) fail(DNNOPS_NOT_SUPPORTED, "%s cannot be run: %s", item.listed.name, item.listed.reason);
-    if (item.entry)
-      run_conv_entry(*item.entry, *item.run, problem_, inputs_, output_);
+    const ConvParts parts(problem_, inputs_, output_);
+    const int64_t largest = parts.first().problem.image[0];
+    if (!item.prepared.empty())
+      parts.run([&](const ConvPart &part) {
+        Prepared &fit = item.prepared[part.problem.image[0] != largest];
+        run_conv_entry(*fit.entry, *fit.run, part.problem, part.inputs, part.output);
+      });
     else if (item.listed.way == (int64_t)ConvWay::WINOGRAD)
       conv_winograd(problem_, inputs_, output_);
     else
