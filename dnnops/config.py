@@ -180,7 +180,7 @@ def _algorithm(last: int) -> Values:
 
 # Names of oneDNN's implementations, numbered if several share a name, and those of dnnops. Which of
 # them support a convolution is known only when it is called.
-_CPU_PLAN_NAME = r"winograd|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
+_CPU_PLAN_NAME = r"winograd|product|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
 
 #: Directions in the order of ConvDirection in c_code/common/conv_problem.hpp.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
-_BLAS, _WINOGRAD = 0, 1
+#: Plans of dnnops, by their number in ConvWay in c_code/cpu/conv/conv_entry.hpp.
+_BLAS, _WINOGRAD, _PRODUCT = 0, 1, 3
 _ROLES = ("image", "filters", "output")
 
 #: Time in milliseconds after which timing a plan starts no further call.
@@ -183,15 +184,15 @@ class PlanList:
         if listed.remark:
             notes.append(listed.remark.decode())
         can_run = not listed.reason
-        own = listed.way in (_BLAS, _WINOGRAD)
+        own = listed.way in (_BLAS, _WINOGRAD, _PRODUCT)
         return ConvPlan(
             name=listed.name.decode(),
             direction=self._direction,
             api="dnnops" if own else "onednn",
             workspace_bytes=listed.scratch_bytes if can_run else None,
-            # The Winograd plan is deterministic for a fixed number of threads. oneDNN and BLAS make
-            # no such promise.
-            deterministic=True if listed.way == _WINOGRAD else None,
+            # These are deterministic for a fixed number of threads. oneDNN and BLAS make no such
+            # promise.
+            deterministic=True if listed.way in (_WINOGRAD, _PRODUCT) else None,
             math_type=self._output.dtype.name,
             notes=tuple(notes),
             reason=listed.reason.decode(errors="replace"),

@@ -55,6 +55,9 @@ def make_case(img: tuple, kern: tuple, **params: Any) -> ConvCase:
 #: Of which Winograd's algorithm and several implementations of oneDNN are possible.
 COMMON = make_case((4, 32, 28, 28), (32, 32, 3, 3))
 
+#: A matrix product for each image.
+PIXELWISE = make_case((4, 32, 14, 14), (24, 32, 1, 1), border_mode=((0, 0),) * 2)
+
 
 def listing(case: ConvCase, index: int, arrays: tuple | None = None) -> tuple[PlanList, np.ndarray]:
     """A list of plans and their output array."""
@@ -73,8 +76,10 @@ def refused(plans: PlanList) -> list[str]:
     return [plan.name for plan in plans.plans if plan.reason]
 
 
+#: Plans of dnnops that have conditions; every other plan can be run.
+CONDITIONAL = {"winograd", "product"}
 #: Plans of COMMON that this machine cannot run.
-REFUSED = ["winograd"] if missing("avx512") else []
+REFUSED = ["winograd", "product"] if missing("avx512") else ["product"]
 
 
 def walk(case: ConvCase, index: int, arrays: tuple, bound: float) -> set[str]:
@@ -83,8 +88,7 @@ def walk(case: ConvCase, index: int, arrays: tuple, bound: float) -> set[str]:
     plans, output = listing(case, index, arrays)
     walked = set()
     with plans:
-        # Winograd's algorithm has conditions; every other plan can be run.
-        assert refused(plans) in ([], ["winograd"])
+        assert set(refused(plans)) <= CONDITIONAL
         for number, plan in enumerate(plans.plans):
             output.fill(np.nan)
             if plan.reason:
@@ -182,7 +186,9 @@ def test_the_cache_of_primitives_is_on_again():
 
 
 @every_op
-@pytest.mark.parametrize("case", [COMMON, make_case((2, 5, 9, 9), (4, 5, 2, 3))], ids=str)
+@pytest.mark.parametrize(
+    "case", [COMMON, PIXELWISE, make_case((2, 5, 9, 9), (4, 5, 2, 3))], ids=str
+)
 def test_the_choice_is_what_the_op_runs(index, case):
     arrays = operands(case, index, "float32")
     results = {}
@@ -196,9 +202,11 @@ def test_the_choice_is_what_the_op_runs(index, case):
         # One implementation on the same number of threads gives the same bits.
         own = run_op(PAIRS[index][0](**case.params, algo=algo), *arrays)
         np.testing.assert_array_equal(output, own)
-    assert results["direct"] not in ("winograd", "ref:any")
+    assert results["direct"] not in (*CONDITIONAL, "ref:any")
     if case is COMMON and not missing("avx512"):
         assert results["auto"] == "winograd"
+    elif case is PIXELWISE:
+        assert results["auto"] == "product"
     else:
         assert results["auto"] == results["direct"]
     plans, _ = listing(case, index, arrays)
@@ -291,12 +299,40 @@ def test_notes_of_winograd():
         assert (plan.notes, plan.workspace_bytes) == ((), None)
 
 
+def test_notes_of_product():
+    def told(index: int, img: tuple, kern: tuple, **params: Any) -> ConvPlan:
+        none = ((0, 0),) * (len(img) - 2)
+        plans, _ = listing(make_case(img, kern, **{"border_mode": none, **params}), index)
+        with plans:
+            return next(plan for plan in plans.plans if plan.name == "product")
+
+    image = (4, 32, 14, 14)
+    for index in range(3):
+        used = told(index, image, (16, 32, 1, 1))
+        assert (used.api, used.notes, used.reason, used.deterministic) == ("dnnops", (), "", True)
+        assert told(index, (4, 30, 40), (6, 10, 1), num_groups=3).notes == ()
+        few = told(index, (4, 32, 6, 4), (32, 32, 1, 1))
+        assert few.notes == ("not used for images of fewer than 25 pixels",)
+        many = told(index, (21, 32, 7, 7), (32, 32, 1, 1))
+        assert bool(many.notes) == (index == 2)
+        assert told(index, (20, 32, 7, 7), (32, 32, 1, 1)).notes == ()
+    assert told(0, image, (16, 32, 1, 1)).workspace_bytes == 0
+    for kern, params, reason in (
+        ((32, 32, 1, 2), {}, "filters of one pixel"),
+        ((32, 32, 1, 1), {"subsample": (1, 2)}, "stride 1"),
+        ((32, 32, 1, 1), {"border_mode": ((0, 0), (0, 1))}, "no padding"),
+    ):
+        plan = told(0, image, kern, **params)
+        assert reason in plan.reason
+        assert (plan.notes, plan.workspace_bytes) == ((), None)
+
+
 def test_refused_plans_come_last():
     plans, _ = listing(make_case((2, 16, 9, 9), (16, 16, 5, 5)), 0)
     with plans:
         rows = plans.plans
-    assert names(rows)[-1] == "winograd"
-    assert [bool(row.reason) for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert set(names(rows)[-2:]) == CONDITIONAL
+    assert [bool(row.reason) for row in rows] == [False] * (len(rows) - 2) + [True] * 2
 
 
 @every_op
@@ -345,7 +381,7 @@ def test_parts_are_convolutions_of_the_same_kind(index, case):
     with plans, pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_list, "_LARGE", 1.0)
         patch.setattr(plan_list, "_SAMPLE", 1.0)
-        assert refused(plans) in ([], ["winograd"])
+        assert set(refused(plans)) <= CONDITIONAL
         reference = next(row for row in plans.plans if row.name == "ref:any")
         assert plans._expected_time(reference) > 0
 

@@ -5,6 +5,7 @@
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
 #include "conv_parts.hpp"
+#include "conv_product.hpp"
 #include "../base/caches.hpp"
 #include "../base/node_state.hpp"
 #include "winograd.hpp"
@@ -87,6 +88,11 @@ void run(const OpCall<ConvParams> &call) {
       conv_winograd(problem, inputs, output);
       tell(state, params, key, inputs, output,
            [&] { return Told{WINOGRAD_NAME, winograd_scratch_bytes(problem, inputs, output)}; });
+      return;
+    case ConvWay::PRODUCT:
+      conv_product(problem, inputs, output);
+      tell(state, params, key, inputs, output,
+           [&] { return Told{PRODUCT_NAME, product_scratch_bytes(problem, inputs, output)}; });
       return;
     case ConvWay::ONEDNN:
       break;

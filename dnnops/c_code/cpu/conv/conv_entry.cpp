@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "conv_product.hpp"
 #include "winograd.hpp"
 
 namespace dnnops {
@@ -114,11 +115,16 @@ ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t d
   }
   dnnl_dtype(dtype);
   if (params.algorithm == ALGORITHM_NAMED) {
-    if (std::strcmp(params.name, WINOGRAD_NAME) != 0) return ConvWay::ONEDNN;
-    if (const char *obstacle = winograd_obstacle(problem))
-      fail(DNNOPS_NOT_SUPPORTED, "the plan %s cannot be run: %s", params.name, obstacle);
-    return ConvWay::WINOGRAD;
+    const auto named = [&](const char *name, const char *obstacle) {
+      if (std::strcmp(params.name, name) != 0) return false;
+      if (obstacle) fail(DNNOPS_NOT_SUPPORTED, "the plan %s cannot be run: %s", params.name, obstacle);
+      return true;
+    };
+    if (named(WINOGRAD_NAME, winograd_obstacle(problem))) return ConvWay::WINOGRAD;
+    if (named(PRODUCT_NAME, product_obstacle(problem))) return ConvWay::PRODUCT;
+    return ConvWay::ONEDNN;
   }
+  if (params.algorithm == ALGORITHM_AUTO && product_suits(problem)) return ConvWay::PRODUCT;
   return params.algorithm == ALGORITHM_AUTO && winograd_suits(problem) ? ConvWay::WINOGRAD : ConvWay::ONEDNN;
 }
 
@@ -216,6 +222,7 @@ std::shared_ptr<ConvEntry> make_named_entry(const ConvKey &key, const std::strin
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) {
     std::string others = winograd_obstacle(key.problem) ? "" : WINOGRAD_NAME;
+    if (!product_obstacle(key.problem)) others += (others.empty() ? "" : ", ") + std::string(PRODUCT_NAME);
     for (const std::string &other : names) others += (others.empty() ? "" : ", ") + other;
     fail(DNNOPS_VALUE_ERROR, "there is no plan %s for this convolution; there are: %s", name.c_str(), others.c_str());
   }

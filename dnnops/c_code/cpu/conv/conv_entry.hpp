@@ -21,8 +21,8 @@ struct Roles {
 Roles roles_of(int64_t direction);
 
 // Which code computes a convolution.
-enum class ConvWay { BLAS, WINOGRAD, ONEDNN };
-constexpr const char *BLAS_NAME = "gemm (BLAS)", *WINOGRAD_NAME = "winograd";
+enum class ConvWay { BLAS, WINOGRAD, ONEDNN, PRODUCT };
+constexpr const char *BLAS_NAME = "gemm (BLAS)", *WINOGRAD_NAME = "winograd", *PRODUCT_NAME = "product";
 // The way that the Op uses for these parameters. Throws if nothing supports the dtype, or if a plan is named
 // that cannot compute the problem.
 ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t dtype);

@@ -7,6 +7,7 @@
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
 #include "conv_parts.hpp"
+#include "conv_product.hpp"
 #include "winograd.hpp"
 
 namespace dnnops {
@@ -50,14 +51,8 @@ class ConvList {
       add(ConvWay::BLAS, BLAS_NAME).listed.scratch_bytes = blas_scratch_bytes(problem_, inputs_);
       return;
     }
-    if (const char *obstacle = winograd_obstacle(problem_)) {
-      copy_text(add(ConvWay::WINOGRAD, WINOGRAD_NAME).listed.reason, sizeof(ListedPlan::reason), obstacle);
-    } else {
-      Item &winograd = add(ConvWay::WINOGRAD, WINOGRAD_NAME);
-      winograd.listed.scratch_bytes = winograd_scratch_bytes(problem_, inputs_, output_);
-      if (const char *drawback = winograd_drawback(problem_))
-        copy_text(winograd.listed.remark, sizeof(ListedPlan::remark), drawback);
-    }
+    add_own(ConvWay::WINOGRAD, WINOGRAD_NAME, winograd_obstacle(problem_), winograd_drawback, winograd_scratch_bytes);
+    add_own(ConvWay::PRODUCT, PRODUCT_NAME, product_obstacle(problem_), product_drawback, product_scratch_bytes);
     const ConvParts parts(problem_, inputs_, output_);
     std::vector<ConvPart> sizes = {parts.first()};
     if (parts.last().problem.image[0] != parts.first().problem.image[0]) sizes.push_back(parts.last());
@@ -105,6 +100,8 @@ class ConvList {
       });
     else if (item.listed.way == (int64_t)ConvWay::WINOGRAD)
       conv_winograd(problem_, inputs_, output_);
+    else if (item.listed.way == (int64_t)ConvWay::PRODUCT)
+      conv_product(problem_, inputs_, output_);
     else
       conv_blas(problem_, inputs_, output_);
   }
@@ -117,6 +114,16 @@ class ConvList {
     item.listed.way = (int64_t)way;
     copy_text(item.listed.name, sizeof item.listed.name, name);
     return item;
+  }
+
+  // Adds a plan of dnnops: why it cannot be run, or why it is not used and what memory it needs.
+  template <class ScratchBytes>
+  void add_own(ConvWay way, const char *name, const char *obstacle, const char *(*drawback)(const ConvProblem &),
+               ScratchBytes &&scratch_bytes) {
+    ListedPlan &listed = add(way, name).listed;
+    if (obstacle) return copy_text(listed.reason, sizeof listed.reason, obstacle);
+    listed.scratch_bytes = scratch_bytes(problem_, inputs_, output_);
+    if (const char *remark = drawback(problem_)) copy_text(listed.remark, sizeof listed.remark, remark);
   }
 
   ConvParams params_;

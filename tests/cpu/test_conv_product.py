@@ -1,0 +1,167 @@
+"""Convolution with filters of one pixel as matrix products: accuracy, strides, repeatability."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import strategies as st
+
+import dnnops
+from dnnops.cpu.conv import OneDnnConv
+from dnnops.errors import DnnNotSupportedError
+from dnnops.nnet import conv2d
+from dnnops.runtime.build import ONEDNN
+from tests.cpu.test_conv import PAIRS, in_double, operands, restrided
+from tests.cpu.test_winograd import DIRECTIONS, run_into, two_threads  # noqa: F401  used by all
+from tests.oracle import ConvCase, assert_close, fuzz, run_op
+
+
+def make_case(
+    batch: int, channels: tuple[int, int], size: tuple[int, ...], groups: int = 1, seed: int = 0
+) -> ConvCase:
+    ones = (1,) * len(size)
+    return ConvCase(
+        img_shape=(batch, channels[0], *size),
+        kern_shape=(channels[1], channels[0] // groups, *ones),
+        border_mode=((0, 0),) * len(size),
+        subsample=ones,
+        filter_flip=True,
+        filter_dilation=ones,
+        num_groups=groups,
+        seed=seed,
+    )
+
+
+@st.composite
+def product_cases(draw: st.DrawFn) -> ConvCase:
+    """Return a strategy for few and many channels, pixels and images."""
+    ndim, groups = draw(st.integers(1, 3)), draw(st.sampled_from([1, 1, 2, 3]))
+    channel = st.one_of(st.integers(1, 40), st.sampled_from([64, 130]))
+    return make_case(
+        batch=draw(st.integers(1, 6)),
+        channels=(groups * draw(channel), groups * draw(channel)),
+        size=tuple(draw(st.integers(1, (1500, 40, 11)[ndim - 1])) for _ in range(ndim)),
+        groups=groups,
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def ops(index: int, case: ConvCase, algo: str = "product") -> tuple[Any, Any]:
+    backend, abstract = PAIRS[index]
+    return backend(**case.params, algo=algo), abstract(**case.params)
+
+
+def check(case: ConvCase, index: int) -> None:
+    backend, abstract = ops(index, case)
+    arrays = operands(case, index, "float32")
+    assert_close(run_op(backend, *arrays), run_op(abstract, *in_double(arrays)), allow_zero=True)
+
+
+@DIRECTIONS
+@fuzz(max_examples=40, case=product_cases())
+def test_random(index, case):
+    check(case, index)
+
+
+@DIRECTIONS
+@fuzz(max_examples=20, case=product_cases(), seed=st.integers(0, 2**32 - 1))
+def test_strides(index, case, seed):
+    backend, abstract = ops(index, case)
+    arrays = operands(case, index, "float32")
+    rng = np.random.default_rng(seed)
+    strided = tuple(restrided(rng, a) if a.dtype.kind == "f" else a for a in arrays)
+    reference = run_op(abstract, *in_double(arrays))
+    assert_close(run_op(backend, *strided), reference, allow_zero=True)
+    out = restrided(rng, np.full(reference.shape, np.nan, "float32"))
+    run_into(backend, out, *strided)
+    assert_close(out, reference, allow_zero=True)
+
+
+@DIRECTIONS
+def test_channels_last_and_slices_of_channels(index):
+    """These are read in place."""
+    case = make_case(3, (40, 33), (9, 12))
+    backend, abstract = ops(index, case)
+    arrays = operands(case, index, "float32")
+    expected = run_op(abstract, *in_double(arrays))
+    last = [np.moveaxis(np.moveaxis(a, 1, -1).copy(), -1, 1) if a.ndim == 4 else a for a in arrays]
+    assert_close(run_op(backend, *last), expected)
+    sliced = [np.concatenate([a, a], axis=1)[:, : a.shape[1]] if a.ndim == 4 else a for a in arrays]
+    assert_close(run_op(backend, *sliced), expected)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "groups"),
+    [
+        (1, (30, 50), (40, 41), 1),  # one image, cut into columns of pixels
+        (1, (300, 500), (7, 7), 1),  # cut into rows of channels
+        (37, (70, 300), (7, 7), 1),  # images joined for one product, rows in two parts
+        (5, (3, 40), (64,), 1),  # few channels
+        (2, (1100, 1000), (16, 16), 1),
+        (5, (32, 48), (40, 30), 16),
+        (3, (8, 8), (5, 6, 7), 8),
+    ],
+)
+def test_shapes(index, batch, channels, size, groups):
+    check(make_case(batch, channels, size, groups), index)
+
+
+@DIRECTIONS
+def test_many_terms_are_accurate(index):
+    check(make_case(2, (2048, 16), (8, 8)), index)
+    check(make_case(2, (16, 2048), (8, 8)), index)
+    check(make_case(4, (16, 16), (128, 128)), index)
+
+
+@DIRECTIONS
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [(60, 70), (7, 7)])
+def test_repeats_bit_by_bit(index, threads, size):
+    ONEDNN.library.omp_set_num_threads(threads)
+    case = make_case(5, (40, 33), size)
+    backend, abstract = ops(index, case)
+    arrays = operands(case, index, "float32")
+    first = run_op(backend, *arrays)
+    for _ in range(3):
+        # The scratch memory may contain results of another call.
+        poisoned = [a * np.nan if a.dtype.kind == "f" else a for a in arrays]
+        assert np.isnan(run_op(backend, *poisoned)).all()
+        assert run_op(backend, *arrays).tobytes() == first.tobytes()
+    assert_close(first, run_op(abstract, *in_double(arrays)))
+
+
+def test_compiled_functions_use_it():
+    x, w = pt.ftensor4("x"), pt.ftensor4("w")
+    case = make_case(4, (64, 48), (28, 28))
+    image, filters, _ = case.arrays("float32")
+    with pytensor.config.change_flags(device="cpu"):
+        f = pytensor.function([x, w], conv2d(x, w), mode="DNN")
+    f(image, filters)
+    (row,) = dnnops.chosen_plans(f)
+    assert row.plan == "product"
+
+
+def test_it_cannot_be_named_for_other_filters():
+    image, filters = np.ones((1, 2, 5, 5), "float32"), np.ones((3, 2, 1, 3), "float32")
+    with pytest.raises(
+        DnnNotSupportedError, match=r"product cannot be run: .* filters of one pixel"
+    ):
+        run_op(OneDnnConv(2, algo="product"), image, filters)
+
+
+def test_not_finite():
+    """A NaN affects the outputs at its own pixel only."""
+    case = make_case(2, (20, 24), (15, 16))
+    backend, _ = ops(0, case)
+    image, filters = operands(case, 0, "float32")
+    clean = run_op(backend, image, filters)
+    image[1, 3, 5, 6] = np.nan
+    result = run_op(backend, image, filters)
+    assert np.isnan(result[1, :, 5, 6]).all()
+    result[1, :, 5, 6] = clean[1, :, 5, 6]
+    np.testing.assert_array_equal(result, clean)
