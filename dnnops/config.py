@@ -338,9 +338,9 @@ FLAGS: tuple[Flag, ...] = (
         "onednn.conv.algo",
         "auto",
         Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
-        "Algorithm of convolutions on the CPU: for float32 and 3x3 filters, Winograd's where it is "
-        "faster (auto); always the direct algorithm (direct); or a plan that `python -m dnnops "
-        "algos` lists, by name.",
+        "Algorithm of convolutions on the CPU: in float32, Winograd's for 3x3 filters and matrix "
+        "products for 1x1 filters where they are faster (auto); always oneDNN's direct algorithm "
+        "(direct); or a plan that `python -m dnnops algos` lists, by name.",
     ),
     Flag(
         "onednn.scratch_limit",

@@ -9,14 +9,13 @@
 #endif
 
 #include "../base/huge_pages.hpp"
-#include "../base/pieces.hpp"
-#include "../base/plan.hpp"
 #include "narrow_product.hpp"
+#include "product_operands.hpp"
 
 namespace dnnops {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+using namespace product;
 
 int thread_number() {
 #ifdef _OPENMP
@@ -42,86 +41,6 @@ struct Sizes {
         out_channels(problem.filters[0] / groups),
         pixels(element_count(problem.image + 2, problem.geometry.spatial_ndim)) {}
   int64_t filters() const { return groups * out_channels * in_channels; }
-};
-
-// Images as matrices of channels by pixels for dnnl_sgemm, which reads them transposed if channels come last.
-struct Matrices {
-  float *data;
-  int64_t image, channel, pixel;  // strides in elements
-
-  float *at(int64_t n, int64_t c, int64_t p) const { return data + n * image + c * channel + p * pixel; }
-  bool transposed() const { return pixel != 1; }
-  int64_t leading() const { return transposed() ? pixel : channel; }
-};
-
-// Describes an array without a copy. Returns false if it is not a matrix for each image.
-bool as_matrices(const dnnops_tensor &tensor, Matrices &matrices) {
-  int64_t strides[5];
-  if (!addressable_strides(tensor, strides)) return false;
-  matrices = {static_cast<float *>(tensor.data), strides[0], strides[1], 0};
-  int64_t next = 0;
-  for (int64_t axis = tensor.ndim - 1; axis >= 2; --axis) {
-    if (tensor.shape[axis] == 1) continue;
-    if (!matrices.pixel)
-      matrices.pixel = strides[axis];
-    else if (strides[axis] != next)
-      return false;
-    next = strides[axis] * tensor.shape[axis];
-  }
-  if (!matrices.pixel) matrices.pixel = 1;  // a single pixel
-  if (tensor.shape[1] == 1) matrices.channel = matrices.pixel == 1 ? std::max<int64_t>(next, 1) : 1;
-  return matrices.pixel == 1 || matrices.channel == 1;
-}
-
-// The scratch memory of a call, in floats.
-class Layout {
- public:
-  int64_t add(int64_t floats) {
-    const int64_t offset = size_;
-    size_ += ceil_div(floats, 16) * 16;
-    return offset;
-  }
-  int64_t size() const { return size_; }
-  int64_t bytes() const { return size_ * (int64_t)sizeof(float); }
-
- private:
-  int64_t size_ = 0;
-};
-
-// An array that is used in place if its strides permit, and otherwise as a contiguous copy.
-struct Array {
-  const dnnops_tensor &tensor;
-  bool in_place;
-  Matrices matrices;
-  int64_t offset = 0;
-
-  // Results are written with adjacent pixels; filters are read and written as one contiguous matrix.
-  enum Use { IMAGES_READ, IMAGES_WRITTEN, FILTERS };
-
-  Array(const dnnops_tensor &tensor, Use use, Layout &layout) : tensor(tensor) {
-    in_place = use == FILTERS ? is_contiguous(tensor)
-                              : as_matrices(tensor, matrices) && (use == IMAGES_READ || matrices.pixel == 1);
-    if (in_place) {
-      matrices.data = static_cast<float *>(tensor.data);
-      return;
-    }
-    const int64_t plane = element_count(tensor.shape + 2, tensor.ndim - 2);
-    matrices = {nullptr, tensor.shape[1] * plane, plane, 1};
-    offset = layout.add(size());
-  }
-  int64_t size() const { return element_count(tensor.shape, tensor.ndim); }
-  void place(float *scratch) {
-    if (!in_place) matrices.data = scratch + offset;
-  }
-  void read(float *scratch) {
-    place(scratch);
-    if (!in_place) pack(tensor, matrices.data, false);
-  }
-  void write() const {
-    if (in_place) return;
-    const Pieces<float> target(tensor);
-    by_pieces(size(), [&](int64_t begin, int64_t count) { target.finish(begin, count, matrices.data + begin); });
-  }
 };
 
 // A factor of a product, as dnnl_sgemm takes it.
@@ -150,21 +69,19 @@ class Products {
   int status_ = dnnl_success;
 };
 
-// Whether to compute, or only to get the size of the scratch memory.
-enum class Purpose { COMPUTE, SIZE };
-
 // A number of images whose pixels lie side by side in one matrix, if images have few pixels.
 struct Join {
   // dnnl_sgemm's kernel for AVX-512 computes 48 columns at a time, and 49 columns take as long as 64 or more. Rows
   // are computed in parts whose results stay in a cache until they are copied to their images.
   static constexpr int64_t kMostPixels = 128, kColumns = 800, kRows = 256;
-  int64_t images, columns;
+  int64_t images = 1;
 
-  Join(const Sizes &sizes, int64_t threads) {
-    const int64_t most = std::max<int64_t>(1, sizes.batch * sizes.groups / threads);
-    images = sizes.pixels > kMostPixels ? 1 : std::min({kColumns / sizes.pixels, most, sizes.batch});
-    columns = images * sizes.pixels;
+  Join(const Sizes &sizes, const Matrices &from, int64_t threads) {
+    if (sizes.pixels > kMostPixels || from.transposed()) return;
+    const int64_t for_each_thread = std::max<int64_t>(1, sizes.batch * sizes.groups / threads);
+    images = std::min({kColumns / sizes.pixels, for_each_thread, sizes.batch});
   }
+  int64_t columns(const Sizes &sizes) const { return images * sizes.pixels; }
 };
 
 // Copies matrices of `rows` by the pixels of an image into one, side by side, or back.
@@ -194,83 +111,111 @@ void transpose(int64_t groups, int64_t rows, int64_t columns, const float *from,
   }
 }
 
-// Computes the forward convolution, or the gradient with respect to the inputs, whose filters are transposed.
-// Returns the size of the scratch memory in bytes.
-int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
-                  Purpose purpose) {
-  const bool forward = problem.direction == CONV_FORWARD;
-  const Sizes sizes(problem);
-  const int64_t rows = forward ? sizes.out_channels : sizes.in_channels;
-  const int64_t depth = forward ? sizes.in_channels : sizes.out_channels;
-  const int64_t threads = thread_count();
-  Layout layout, own;
-  Array in(inputs[forward ? 0 : 1], Array::IMAGES_READ, layout);
-  Array filters(inputs[forward ? 1 : 0], Array::FILTERS, layout);
-  Array out(output, Array::IMAGES_WRITTEN, layout);
-  const Join join(sizes, threads);
-  const bool joins = join.images > 1 && !in.matrices.transposed();
-  const int64_t transposed_at = forward ? 0 : layout.add(sizes.filters());
-
-  // Few images are cut into columns of pixels or, if these are few, rows of channels, so that every thread gets
-  // the same number of products.
-  const int64_t images = (joins ? ceil_div(sizes.batch, join.images) : sizes.batch) * sizes.groups;
-  const bool by_pixels = sizes.pixels >= 1024;
-  const int64_t step = by_pixels ? 48 : 8, units = by_pixels ? sizes.pixels : rows;
-  const int64_t pieces =
-      images >= 8 * threads ? 1 : std::min(threads / std::gcd(images, threads), ceil_div(units, step));
-  const int64_t tasks = images * pieces;
-  const int64_t in_at = own.add(joins ? depth * join.columns : 0);
-  const int64_t out_at = own.add(joins ? std::min(rows, Join::kRows) * join.columns : 0);
-  const int64_t own_at = layout.add(std::min(threads, tasks) * own.size());
-  if (purpose == Purpose::SIZE) return layout.bytes();
-  float *scratch = reinterpret_cast<float *>(thread_scratch(layout.bytes()));
-  in.read(scratch);
-  filters.read(scratch);
-  out.place(scratch);
-  if (out.in_place && is_contiguous(output)) prefer_huge_pages(output.data, out.size() * (int64_t)sizeof(float));
-  const float *matrix = filters.matrices.data;
-  if (!forward) {
-    transpose<false>(sizes.groups, sizes.out_channels, sizes.in_channels, matrix, scratch + transposed_at);
-    matrix = scratch + transposed_at;
-  }
-
-  Products product;
-#pragma omp parallel for num_threads(std::min(threads, tasks)) schedule(dynamic)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t image = task / pieces, group = image % sizes.groups;
-    const int64_t n = image / sizes.groups * (joins ? join.images : 1);
-    const int64_t begin = cut(units, step, task % pieces, pieces), end = cut(units, step, task % pieces + 1, pieces);
-    const float *left = matrix + group * rows * depth;
-    const Matrices &from = in.matrices, &to = out.matrices;
-    if (joins) {
-      float *const mine = scratch + own_at + thread_number() * own.size(), *const in_columns = mine + in_at;
-      float *const out_columns = mine + out_at;
-      const int64_t count = std::min(join.images, sizes.batch - n), columns = count * sizes.pixels;
-      copy_rows(depth, count, sizes.pixels, from.at(n, group * depth, 0), from.channel, from.image, in_columns, columns,
-                sizes.pixels);
-      for (int64_t row = begin; row < end; row += Join::kRows) {
-        const int64_t part = std::min(Join::kRows, end - row);
-        product(part, columns, depth, {false, left + row * depth, depth}, {false, in_columns, columns}, false,
-                out_columns, columns);
-        copy_rows(part, count, sizes.pixels, out_columns, columns, sizes.pixels, to.at(n, group * rows + row, 0),
-                  to.channel, to.image);
-      }
-      continue;
+// The forward convolution, or the gradient with respect to the inputs, whose filters are transposed.
+class Correlation {
+ public:
+  Correlation(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output)
+      : forward_(problem.direction == CONV_FORWARD),
+        sizes_(problem),
+        rows_(forward_ ? sizes_.out_channels : sizes_.in_channels),
+        depth_(forward_ ? sizes_.in_channels : sizes_.out_channels),
+        threads_(thread_count()),
+        in_(inputs[forward_ ? 0 : 1], Array::IMAGES_READ, layout_),
+        filters_(inputs[forward_ ? 1 : 0], Array::FILTERS, layout_),
+        out_(output, Array::IMAGES_WRITTEN, layout_),
+        join_(sizes_, in_.matrices, threads_) {
+    // Few images are cut into columns of pixels or, if these are few, rows of channels, so that every thread gets
+    // the same number of products.
+    const int64_t images = ceil_div(sizes_.batch, join_.images) * sizes_.groups;
+    step_ = by_pixels() ? kKernelColumns : kKernelRows;
+    units_ = by_pixels() ? sizes_.pixels : rows_;
+    pieces_ = images >= 8 * threads_ ? 1 : std::min(threads_ / std::gcd(images, threads_), ceil_div(units_, step_));
+    tasks_ = images * pieces_;
+    if (!forward_) transposed_at_ = layout_.add(sizes_.filters());
+    if (joins()) {
+      in_columns_at_ = own_.add(depth_ * join_.columns(sizes_));
+      out_columns_at_ = own_.add(std::min(rows_, Join::kRows) * join_.columns(sizes_));
+      own_at_ = layout_.add(std::min(threads_, tasks_) * own_.size());
     }
-    const int64_t row = by_pixels ? 0 : begin, pixel = by_pixels ? begin : 0;
-    const int64_t part = by_pixels ? rows : end - begin, columns = by_pixels ? end - begin : sizes.pixels;
-    const Factor right{from.transposed(), from.at(n, group * depth, pixel), from.leading()};
-    float *const result = to.at(n, group * rows + row, pixel);
-    left += row * depth;
-    if (!right.transposed && suits_narrow_product(columns, depth))
-      narrow_product(part, columns, depth, left, right.data, right.leading, result, to.leading());
-    else
-      product(part, columns, depth, {false, left, depth}, right, false, result, to.leading());
   }
-  product.check();
-  out.write();
-  return layout.bytes();
-}
+
+  int64_t scratch_bytes() const { return layout_.bytes(); }
+
+  void compute() {
+    scratch_ = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    in_.read(scratch_);
+    filters_.read(scratch_);
+    out_.place(scratch_);
+    if (is_contiguous(out_.tensor)) prefer_huge_pages(out_.matrices.data, out_.size() * (int64_t)sizeof(float));
+    matrix_ = filters_.matrices.data;
+    if (!forward_) {
+      transpose<false>(sizes_.groups, sizes_.out_channels, sizes_.in_channels, matrix_, scratch_ + transposed_at_);
+      matrix_ = scratch_ + transposed_at_;
+    }
+#pragma omp parallel for num_threads(std::min(threads_, tasks_)) schedule(dynamic)
+    for (int64_t task = 0; task < tasks_; ++task) {
+      const int64_t image = task / pieces_, group = image % sizes_.groups, n = image / sizes_.groups * join_.images;
+      const int64_t begin = cut(units_, step_, task % pieces_, pieces_);
+      const int64_t end = cut(units_, step_, task % pieces_ + 1, pieces_);
+      if (joins())
+        multiply_joined(n, group, begin, end);
+      else if (by_pixels())
+        multiply(n, group, 0, rows_, begin, end);
+      else
+        multiply(n, group, begin, end, 0, sizes_.pixels);
+    }
+    product_.check();
+    out_.write();
+  }
+
+ private:
+  // The columns and rows that dnnl_sgemm's kernel for AVX-512 computes at a time.
+  static constexpr int64_t kKernelColumns = 48, kKernelRows = 8;
+
+  bool by_pixels() const { return sizes_.pixels >= 1024; }
+  bool joins() const { return join_.images > 1; }
+  const float *filters(int64_t group, int64_t row) const { return matrix_ + (group * rows_ + row) * depth_; }
+
+  void multiply(int64_t n, int64_t group, int64_t row, int64_t last_row, int64_t pixel, int64_t last_pixel) {
+    const int64_t rows = last_row - row, columns = last_pixel - pixel;
+    const Matrices &from = in_.matrices, &to = out_.matrices;
+    const float *left = filters(group, row), *right = from.at(n, group * depth_, pixel);
+    float *result = to.at(n, group * rows_ + row, pixel);
+    if (!from.transposed() && suits_narrow_product(columns, depth_))
+      narrow_product(rows, columns, depth_, left, right, from.leading(), result, to.leading());
+    else
+      product_(rows, columns, depth_, {false, left, depth_}, {from.transposed(), right, from.leading()}, false, result,
+               to.leading());
+  }
+
+  void multiply_joined(int64_t n, int64_t group, int64_t row, int64_t last_row) {
+    const int64_t count = std::min(join_.images, sizes_.batch - n), pixels = sizes_.pixels, columns = count * pixels;
+    const Matrices &from = in_.matrices, &to = out_.matrices;
+    float *const mine = scratch_ + own_at_ + thread_number() * own_.size();
+    float *const in_columns = mine + in_columns_at_, *const out_columns = mine + out_columns_at_;
+    copy_rows(depth_, count, pixels, from.at(n, group * depth_, 0), from.channel, from.image, in_columns, columns,
+              pixels);
+    for (; row < last_row; row += Join::kRows) {
+      const int64_t rows = std::min(Join::kRows, last_row - row);
+      product_(rows, columns, depth_, {false, filters(group, row), depth_}, {false, in_columns, columns}, false,
+               out_columns, columns);
+      copy_rows(rows, count, pixels, out_columns, columns, pixels, to.at(n, group * rows_ + row, 0), to.channel,
+                to.image);
+    }
+  }
+
+  const bool forward_;
+  const Sizes sizes_;
+  const int64_t rows_, depth_, threads_;
+  Layout layout_, own_;  // of the call, and of each thread
+  Array in_, filters_, out_;
+  const Join join_;
+  int64_t step_, units_, pieces_, tasks_;  // how the work is divided
+  int64_t transposed_at_ = 0, in_columns_at_ = 0, out_columns_at_ = 0, own_at_ = 0;
+  float *scratch_ = nullptr;
+  const float *matrix_ = nullptr;
+  Products product_;
+};
 
 // How threads share the gradient with respect to the weights: each computes some rows of each group's matrix,
 // summed over a part of all pixels of the batch.
@@ -284,71 +229,86 @@ struct Shares {
     const int64_t most = std::min(sizes.batch * sizes.pixels / kFewestPixels, kMostSums / sizes.filters());
     parts = std::max<int64_t>(1, std::min(threads, most));
     while (threads % parts) --parts;
-    pieces = std::min(ceil_div(threads / parts, sizes.groups), ceil_div(rows, kStep));
+    pieces = std::min(ceil_div(threads / parts, sizes.groups), ceil_div(rows, kRowStep));
   }
-  static constexpr int64_t kStep = 16;
+  static constexpr int64_t kRowStep = 16, kPixelStep = 16;
 };
 
-int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
-                     Purpose purpose) {
-  const Sizes sizes(problem);
-  // dnnl_sgemm is faster if the result has at least as many rows as columns: 256 to 64 channels of 56 x 56
-  // pixels take 18.5 ms as 256 rows, and 24.8 ms as 64.
-  const bool transposed = sizes.in_channels > sizes.out_channels;
-  const int64_t rows = std::max(sizes.in_channels, sizes.out_channels);
-  const int64_t columns = std::min(sizes.in_channels, sizes.out_channels);
-  const int64_t threads = thread_count(), all_pixels = sizes.batch * sizes.pixels;
-  const Shares shares(sizes, rows, threads);
-  Layout layout;
-  Array image(inputs[0], Array::IMAGES_READ, layout), top(inputs[1], Array::IMAGES_READ, layout);
-  Array result(output, Array::FILTERS, layout);
-  const bool direct = shares.parts == 1 && !transposed;
-  const int64_t count = sizes.filters(), sums_at = direct ? 0 : layout.add(shares.parts * count);
-  if (purpose == Purpose::SIZE) return layout.bytes();
-  float *scratch = reinterpret_cast<float *>(thread_scratch(layout.bytes()));
-  image.read(scratch);
-  top.read(scratch);
-  result.place(scratch);
-  float *const out = result.matrices.data, *const sums = direct ? out : scratch + sums_at;
-  const Matrices &left = (transposed ? image : top).matrices, &right = (transposed ? top : image).matrices;
+class GradWeights {
+ public:
+  GradWeights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output)
+      : sizes_(problem),
+        transposed_(sizes_.in_channels > sizes_.out_channels),
+        rows_(std::max(sizes_.in_channels, sizes_.out_channels)),
+        columns_(std::min(sizes_.in_channels, sizes_.out_channels)),
+        threads_(thread_count()),
+        shares_(sizes_, rows_, threads_),
+        image_(inputs[0], Array::IMAGES_READ, layout_),
+        top_(inputs[1], Array::IMAGES_READ, layout_),
+        result_(output, Array::FILTERS, layout_) {
+    if (!in_result()) sums_at_ = layout_.add(shares_.parts * sizes_.filters());
+  }
 
-  const int64_t tasks = shares.parts * sizes.groups * shares.pieces;
-  Products product;
-#pragma omp parallel for num_threads(std::min(threads, tasks)) schedule(dynamic)
-  for (int64_t task = 0; task < tasks; ++task) {
-    const int64_t part = task / shares.pieces / sizes.groups, group = task / shares.pieces % sizes.groups;
-    const int64_t piece = task % shares.pieces;
-    const int64_t row = cut(rows, Shares::kStep, piece, shares.pieces);
-    const int64_t last_row = cut(rows, Shares::kStep, piece + 1, shares.pieces);
-    const int64_t begin = cut(all_pixels, 16, part, shares.parts), end = cut(all_pixels, 16, part + 1, shares.parts);
-    float *sum = sums + part * count + (group * rows + row) * columns;
-    for (int64_t at = begin; at < end;) {
-      const int64_t n = at / sizes.pixels, pixel = at % sizes.pixels, length = std::min(sizes.pixels - pixel, end - at);
-      product(last_row - row, columns, length,
-              {left.transposed(), left.at(n, group * rows + row, pixel), left.leading()},
-              {!right.transposed(), right.at(n, group * columns, pixel), right.leading()}, at > begin, sum, columns);
-      at += length;
+  int64_t scratch_bytes() const { return layout_.bytes(); }
+
+  void compute() {
+    float *const scratch = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    image_.read(scratch);
+    top_.read(scratch);
+    result_.place(scratch);
+    float *const result = result_.matrices.data, *const sums = in_result() ? result : scratch + sums_at_;
+    const int64_t tasks = shares_.parts * sizes_.groups * shares_.pieces, count = sizes_.filters();
+#pragma omp parallel for num_threads(std::min(threads_, tasks)) schedule(dynamic)
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t piece = task % shares_.pieces, group = task / shares_.pieces % sizes_.groups;
+      const int64_t part = task / shares_.pieces / sizes_.groups;
+      sum_products(group, piece, part, sums + part * count);
+    }
+    product_.check();
+    for (int64_t part = 0; part < shares_.parts && !in_result(); ++part) {
+      const float *const from = sums + part * count;
+      if (transposed_)
+        (part ? transpose<true> : transpose<false>)(sizes_.groups, rows_, columns_, from, result);
+      else
+        by_pieces(count, [&](int64_t begin, int64_t length) {
+          for (int64_t i = begin; i < begin + length; ++i) result[i] = part ? result[i] + from[i] : from[i];
+        });
+    }
+    result_.write();
+  }
+
+ private:
+  bool in_result() const { return shares_.parts == 1 && !transposed_; }
+
+  // One product for each image that the part has pixels of.
+  void sum_products(int64_t group, int64_t piece, int64_t part, float *sums) {
+    const Matrices &left = (transposed_ ? image_ : top_).matrices, &right = (transposed_ ? top_ : image_).matrices;
+    const int64_t row = cut(rows_, Shares::kRowStep, piece, shares_.pieces);
+    const int64_t last_row = cut(rows_, Shares::kRowStep, piece + 1, shares_.pieces);
+    const int64_t all_pixels = sizes_.batch * sizes_.pixels;
+    const int64_t begin = cut(all_pixels, Shares::kPixelStep, part, shares_.parts);
+    const int64_t end = cut(all_pixels, Shares::kPixelStep, part + 1, shares_.parts);
+    for (int64_t at = begin, length; at < end; at += length) {
+      const int64_t n = at / sizes_.pixels, pixel = at % sizes_.pixels;
+      length = std::min(sizes_.pixels - pixel, end - at);
+      product_(last_row - row, columns_, length,
+               {left.transposed(), left.at(n, group * rows_ + row, pixel), left.leading()},
+               {!right.transposed(), right.at(n, group * columns_, pixel), right.leading()}, at > begin,
+               sums + (group * rows_ + row) * columns_, columns_);
     }
   }
-  product.check();
-  for (int64_t part = 0; part < shares.parts && !direct; ++part) {
-    const float *const from = sums + part * count;
-    if (transposed)
-      (part ? transpose<true> : transpose<false>)(sizes.groups, rows, columns, from, out);
-    else
-      by_pieces(count, [&](int64_t begin, int64_t length) {
-        for (int64_t i = begin; i < begin + length; ++i) out[i] = part ? out[i] + from[i] : from[i];
-      });
-  }
-  result.write();
-  return layout.bytes();
-}
 
-int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
-                 Purpose purpose) {
-  const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
-  return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
-}
+  const Sizes sizes_;
+  // Whether the transposed gradient is computed. dnnl_sgemm is faster if the result has at least as many rows as
+  // columns: 256 to 64 channels of 56 x 56 pixels take 18.5 ms as 256 rows, and 24.8 ms as 64.
+  const bool transposed_;
+  const int64_t rows_, columns_, threads_;
+  const Shares shares_;
+  Layout layout_;
+  Array image_, top_, result_;
+  int64_t sums_at_ = 0;
+  Products product_;
+};
 
 }  // namespace
 
@@ -378,11 +338,15 @@ const char *product_drawback(const ConvProblem &problem) {
 }
 
 void conv_product(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
-  convolve(problem, inputs, output, Purpose::COMPUTE);
+  if (problem.direction == CONV_GRAD_WEIGHTS)
+    GradWeights(problem, inputs, output).compute();
+  else
+    Correlation(problem, inputs, output).compute();
 }
 
 int64_t product_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
-  return convolve(problem, inputs, output, Purpose::SIZE);
+  return problem.direction == CONV_GRAD_WEIGHTS ? GradWeights(problem, inputs, output).scratch_bytes()
+                                                : Correlation(problem, inputs, output).scratch_bytes();
 }
 
 }  // namespace dnnops
