@@ -314,7 +314,7 @@ def test_notes_of_product():
         few = told(index, (4, 32, 6, 4), (32, 32, 1, 1))
         assert few.notes == ("not used for images of fewer than 25 pixels",)
         many = told(index, (21, 32, 7, 7), (32, 32, 1, 1))
-        assert bool(many.notes) == (index == 2)
+        assert bool(many.notes) == (index > 0)
         assert told(index, (20, 32, 7, 7), (32, 32, 1, 1)).notes == ()
     assert told(0, image, (16, 32, 1, 1)).workspace_bytes == 0
     for kern, params, reason in (

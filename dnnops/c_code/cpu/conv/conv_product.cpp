@@ -111,6 +111,10 @@ void transpose(int64_t groups, int64_t rows, int64_t columns, const float *from,
   }
 }
 
+// Whether copies of a transposed matrix of filters pay off. For a single image of 7 x 7 pixels with 512 and 2048
+// channels, they take as long as the product.
+bool pays_transpose(const Sizes &sizes) { return sizes.batch * sizes.pixels >= 1024; }
+
 // The forward convolution, or the gradient with respect to the inputs, whose filters are transposed.
 class Correlation {
  public:
@@ -120,6 +124,7 @@ class Correlation {
         rows_(forward_ ? sizes_.out_channels : sizes_.in_channels),
         depth_(forward_ ? sizes_.in_channels : sizes_.out_channels),
         threads_(thread_count()),
+        transposes_(!forward_ && (pays_transpose(sizes_) || suits_narrow_product(sizes_.pixels, depth_))),
         in_(inputs[forward_ ? 0 : 1], Array::IMAGES_READ, layout_),
         filters_(inputs[forward_ ? 1 : 0], Array::FILTERS, layout_),
         out_(output, Array::IMAGES_WRITTEN, layout_),
@@ -131,7 +136,7 @@ class Correlation {
     units_ = by_pixels() ? sizes_.pixels : rows_;
     pieces_ = images >= 8 * threads_ ? 1 : std::min(threads_ / std::gcd(images, threads_), ceil_div(units_, step_));
     tasks_ = images * pieces_;
-    if (!forward_) transposed_at_ = layout_.add(sizes_.filters());
+    if (transposes_) transposed_at_ = layout_.add(sizes_.filters());
     if (joins()) {
       in_columns_at_ = own_.add(depth_ * join_.columns(sizes_));
       out_columns_at_ = own_.add(std::min(rows_, Join::kRows) * join_.columns(sizes_));
@@ -148,7 +153,7 @@ class Correlation {
     out_.place(scratch_);
     if (is_contiguous(out_.tensor)) prefer_huge_pages(out_.matrices.data, out_.size() * (int64_t)sizeof(float));
     matrix_ = filters_.matrices.data;
-    if (!forward_) {
+    if (transposes_) {
       transpose<false>(sizes_.groups, sizes_.out_channels, sizes_.in_channels, matrix_, scratch_ + transposed_at_);
       matrix_ = scratch_ + transposed_at_;
     }
@@ -174,18 +179,23 @@ class Correlation {
 
   bool by_pixels() const { return sizes_.pixels >= 1024; }
   bool joins() const { return join_.images > 1; }
-  const float *filters(int64_t group, int64_t row) const { return matrix_ + (group * rows_ + row) * depth_; }
+  // The filters of rows of the result.
+  Factor filters(int64_t group, int64_t row) const {
+    const float *part = matrix_ + group * rows_ * depth_;
+    if (forward_ || transposes_) return {false, part + row * depth_, depth_};
+    return {true, part + row, rows_};
+  }
 
   void multiply(int64_t n, int64_t group, int64_t row, int64_t last_row, int64_t pixel, int64_t last_pixel) {
     const int64_t rows = last_row - row, columns = last_pixel - pixel;
     const Matrices &from = in_.matrices, &to = out_.matrices;
-    const float *left = filters(group, row), *right = from.at(n, group * depth_, pixel);
+    const Factor left = filters(group, row);
+    const float *right = from.at(n, group * depth_, pixel);
     float *result = to.at(n, group * rows_ + row, pixel);
     if (!from.transposed() && suits_narrow_product(columns, depth_))
-      narrow_product(rows, columns, depth_, left, right, from.leading(), result, to.leading());
+      narrow_product(rows, columns, depth_, left.data, right, from.leading(), result, to.leading());
     else
-      product_(rows, columns, depth_, {false, left, depth_}, {from.transposed(), right, from.leading()}, false, result,
-               to.leading());
+      product_(rows, columns, depth_, left, {from.transposed(), right, from.leading()}, false, result, to.leading());
   }
 
   void multiply_joined(int64_t n, int64_t group, int64_t row, int64_t last_row) {
@@ -197,8 +207,7 @@ class Correlation {
               pixels);
     for (; row < last_row; row += Join::kRows) {
       const int64_t rows = std::min(Join::kRows, last_row - row);
-      product_(rows, columns, depth_, {false, filters(group, row), depth_}, {false, in_columns, columns}, false,
-               out_columns, columns);
+      product_(rows, columns, depth_, filters(group, row), {false, in_columns, columns}, false, out_columns, columns);
       copy_rows(rows, count, pixels, out_columns, columns, pixels, to.at(n, group * rows_ + row, 0), to.channel,
                 to.image);
     }
@@ -207,6 +216,7 @@ class Correlation {
   const bool forward_;
   const Sizes sizes_;
   const int64_t rows_, depth_, threads_;
+  const bool transposes_;  // or dnnl_sgemm reads the filters transposed
   Layout layout_, own_;  // of the call, and of each thread
   Array in_, filters_, out_;
   const Join join_;
@@ -238,9 +248,9 @@ class GradWeights {
  public:
   GradWeights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output)
       : sizes_(problem),
-        transposed_(sizes_.in_channels > sizes_.out_channels),
-        rows_(std::max(sizes_.in_channels, sizes_.out_channels)),
-        columns_(std::min(sizes_.in_channels, sizes_.out_channels)),
+        transposed_(sizes_.in_channels > sizes_.out_channels && pays_transpose(sizes_)),
+        rows_(transposed_ ? sizes_.in_channels : sizes_.out_channels),
+        columns_(transposed_ ? sizes_.out_channels : sizes_.in_channels),
         threads_(thread_count()),
         shares_(sizes_, rows_, threads_),
         image_(inputs[0], Array::IMAGES_READ, layout_),
@@ -324,16 +334,15 @@ const char *product_obstacle(const ConvProblem &problem) {
 
 const char *product_drawback(const ConvProblem &problem) {
   // Measured on two AVX-512 cores beside oneDNN 3.2. 32 images of 256 to 256 channels, forward: with 4 x 4 pixels
-  // 0.7 times as fast, with 5 x 5 and 6 x 6 pixels 1.06 times, with 12 x 12 pixels 1.2 times. From 28 x 28 pixels
-  // on, 1.2 to 4.8 times.
+  // 0.7 times as fast, with 5 x 5 and 6 x 6 pixels 1.06 times, with 12 x 12 pixels 1.2 times. 512 to 2048 channels of
+  // 7 x 7 pixels: 1.0 to 1.1 times. From 28 x 28 pixels on, 1.2 to 4.8 times.
   const Sizes sizes(problem);
   if (sizes.pixels < 25) return "not used for images of fewer than 25 pixels";
-  // For the gradient with respect to the weights, dnnl_sgemm adds the sums of each image to those before it. 32
-  // images: 0.88 to 1.06 times as fast with 7 x 7 pixels, 0.87 to 0.94 times with 11 x 11, 0.97 to 1.2 times with
-  // 14 x 14. One image of 7 x 7 pixels: 1.1 to 1.5 times; groups of 7 x 7 pixels: 1.5 times.
-  if (problem.direction == CONV_GRAD_WEIGHTS && sizes.groups == 1 && sizes.pixels < 128 &&
+  // The gradients for 32 images: 0.82 to 1.06 times as fast with 7 x 7 pixels, 0.87 to 1.02 times with 11 x 11, 0.97
+  // to 1.2 times with 14 x 14. One image of 7 x 7 pixels: 0.96 to 1.5 times; groups of 7 x 7 pixels: 1.5 times.
+  if (problem.direction != CONV_FORWARD && sizes.groups == 1 && sizes.pixels < 128 &&
       sizes.batch * sizes.pixels >= 1024)
-    return "not used for the gradient with respect to the weights from many images of fewer than 128 pixels";
+    return "not used for gradients of many images of fewer than 128 pixels";
   return nullptr;
 }
 

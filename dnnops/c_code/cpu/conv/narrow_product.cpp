@@ -43,12 +43,6 @@ constexpr Tile kTiles[kRows] = {multiply_tile<1>, multiply_tile<2>, multiply_til
 
 }  // namespace
 
-bool suits_narrow_product(int64_t columns, int64_t depth) {
-  // On two AVX-512 cores, 16 images of 28 x 28 pixels with 8 to 64 channels take 0.11 ms, and 0.19 to 0.6 ms with
-  // dnnl_sgemm; 24 to 144 channels take 0.52 and 0.54 ms, 32 to 64 channels 0.32 and 0.29 ms.
-  return depth <= 24 && columns >= kColumns;
-}
-
 void narrow_product(int64_t rows, int64_t columns, int64_t depth, const float *a, const float *b, int64_t ldb, float *c,
                     int64_t ldc) {
   // The columns of B that are read for all rows should stay in the level 1 cache, with the rows of A.
