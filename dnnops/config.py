@@ -180,7 +180,9 @@ def _algorithm(last: int) -> Values:
 
 # Names of oneDNN's implementations, numbered if several share a name, and those of dnnops. Which of
 # them support a convolution is known only when it is called.
-_CPU_PLAN_NAME = r"winograd|product|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
+_CPU_PLAN_NAME = (
+    r"winograd|product|depthwise|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
+)
 
 
 @dataclass(frozen=True)
@@ -338,8 +340,9 @@ FLAGS: tuple[Flag, ...] = (
         "onednn.conv.algo",
         "auto",
         Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
-        "Algorithm of convolutions on the CPU: in float32, Winograd's for 3x3 filters and matrix "
-        "products for 1x1 filters where they are faster (auto); always oneDNN's direct algorithm "
+        "Algorithm of convolutions on the CPU: in float32, Winograd's for 3x3 filters, matrix "
+        "products for 1x1 filters and loops for depthwise convolutions where they are faster "
+        "(auto); always oneDNN's direct algorithm "
         "(direct); or a plan that `python -m dnnops algos` lists, by name.",
     ),
     Flag(

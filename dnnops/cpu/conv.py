@@ -59,11 +59,11 @@ class OneDnnConv(_OneDnnConvOp, Conv):
         Parameters of `Conv`.
     algo : str, optional
         ``"auto"``, ``"direct"`` or the name of a plan. ``"auto"`` uses Winograd's algorithm for 3x3
-        filters and matrix products for 1x1 filters in float32 if they are faster; ``"direct"``
-        never does. The Winograd implementation is part of dnnops and tested to a relative error of
-        1e-5. ``python -m dnnops algos`` lists the names of the plans. If the named plan does not
-        support a call, a `DnnValueError` is raised that lists the supported plans. The default is
-        the flag ``onednn.conv.algo``.
+        filters, matrix products for 1x1 filters and loops for depthwise convolutions in float32 if
+        they are faster; ``"direct"`` never does. The Winograd implementation is part of dnnops and
+        tested to a relative error of 1e-5. ``python -m dnnops algos`` lists the names of the plans.
+        If the named plan does not support a call, a `DnnValueError` is raised that lists the
+        supported plans. The default is the flag ``onednn.conv.algo``.
     """
 
     direction = 0

@@ -24,8 +24,8 @@ __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
 
 #: Directions in the order of ConvDirection in c_code/common/conv_problem.hpp.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
-#: Plans of dnnops, by their number in ConvWay in c_code/cpu/conv/conv_entry.hpp.
-_BLAS, _WINOGRAD, _PRODUCT = 0, 1, 3
+#: Plans that are no convolutions of dnnops' own: numbers of ConvWay in c_code/cpu/conv/conv_ways.hpp.
+_BLAS, _ONEDNN = 0, 1
 _ROLES = ("image", "filters", "output")
 
 #: Time in milliseconds after which timing a plan starts no further call.
@@ -184,15 +184,14 @@ class PlanList:
         if listed.remark:
             notes.append(listed.remark.decode())
         can_run = not listed.reason
-        own = listed.way in (_BLAS, _WINOGRAD, _PRODUCT)
+        own = listed.way not in (_BLAS, _ONEDNN)
         return ConvPlan(
             name=listed.name.decode(),
             direction=self._direction,
-            api="dnnops" if own else "onednn",
+            api="onednn" if listed.way == _ONEDNN else "dnnops",
             workspace_bytes=listed.scratch_bytes if can_run else None,
-            # These are deterministic for a fixed number of threads. oneDNN and BLAS make no such
-            # promise.
-            deterministic=True if listed.way in (_WINOGRAD, _PRODUCT) else None,
+            # dnnops' are, for a fixed number of threads. oneDNN and BLAS make no such promise.
+            deterministic=True if own else None,
             math_type=self._output.dtype.name,
             notes=tuple(notes),
             reason=listed.reason.decode(errors="replace"),

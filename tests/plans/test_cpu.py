@@ -77,9 +77,9 @@ def refused(plans: PlanList) -> list[str]:
 
 
 #: Plans of dnnops that have conditions; every other plan can be run.
-CONDITIONAL = {"winograd", "product"}
+CONDITIONAL = {"winograd", "product", "depthwise"}
 #: Plans of COMMON that this machine cannot run.
-REFUSED = ["winograd", "product"] if missing("avx512") else ["product"]
+REFUSED = [*(["winograd"] if missing("avx512") else []), "product", "depthwise"]
 
 
 def walk(case: ConvCase, index: int, arrays: tuple, bound: float) -> set[str]:
@@ -331,8 +331,8 @@ def test_refused_plans_come_last():
     plans, _ = listing(make_case((2, 16, 9, 9), (16, 16, 5, 5)), 0)
     with plans:
         rows = plans.plans
-    assert set(names(rows)[-2:]) == CONDITIONAL
-    assert [bool(row.reason) for row in rows] == [False] * (len(rows) - 2) + [True] * 2
+    assert set(names(rows)[-3:]) == CONDITIONAL
+    assert [bool(row.reason) for row in rows] == [False] * (len(rows) - 3) + [True] * 3
 
 
 @every_op

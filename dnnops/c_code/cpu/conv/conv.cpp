@@ -5,10 +5,9 @@
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
 #include "conv_parts.hpp"
-#include "conv_product.hpp"
+#include "conv_ways.hpp"
 #include "../base/caches.hpp"
 #include "../base/node_state.hpp"
-#include "winograd.hpp"
 
 namespace dnnops {
 namespace {
@@ -66,7 +65,7 @@ void shape(const OpCall<ConvParams> &call) {
 void run(const OpCall<ConvParams> &call) {
   const ConvParams &params = call.params;
   const dnnops_tensor *inputs = call.inputs;
-  dnnops_tensor &output = call.outputs[0];
+  const dnnops_tensor &output = call.outputs[0];
   const ConvProblem problem = problem_of(params, inputs);
   const int64_t *result = conv_result_shape(problem);
   if (element_count(result, problem.ndim) == 0) return;
@@ -79,23 +78,17 @@ void run(const OpCall<ConvParams> &call) {
   const ConvKey key = conv_key(problem, inputs, output, by_name ? params.name : nullptr);
   const StateLease<ConvState> lease(call.context.state);
   ConvState *const state = lease.get();
-  switch (way) {
-    case ConvWay::BLAS:
-      conv_blas(problem, inputs, output);
-      tell(state, params, key, inputs, output, [&] { return Told{BLAS_NAME, blas_scratch_bytes(problem, inputs)}; });
-      return;
-    case ConvWay::WINOGRAD:
-      conv_winograd(problem, inputs, output);
-      tell(state, params, key, inputs, output,
-           [&] { return Told{WINOGRAD_NAME, winograd_scratch_bytes(problem, inputs, output)}; });
-      return;
-    case ConvWay::PRODUCT:
-      conv_product(problem, inputs, output);
-      tell(state, params, key, inputs, output,
-           [&] { return Told{PRODUCT_NAME, product_scratch_bytes(problem, inputs, output)}; });
-      return;
-    case ConvWay::ONEDNN:
-      break;
+  if (way == ConvWay::BLAS) {
+    conv_blas(problem, inputs, output);
+    tell(state, params, key, inputs, output, [&] { return Told{BLAS_NAME, blas_scratch_bytes(problem, inputs)}; });
+    return;
+  }
+  if (way != ConvWay::ONEDNN) {
+    const OwnWay &own = own_way(way);
+    own.compute(problem, inputs, output);
+    tell(state, params, key, inputs, output,
+         [&] { return Told{own.name, own.scratch_bytes(problem, inputs, output)}; });
+    return;
   }
   ConvParts(problem, inputs, output).run([&](const ConvPart &part) {
     const ConvKey of_part = conv_key(part.problem, part.inputs, part.output, by_name ? params.name : nullptr);

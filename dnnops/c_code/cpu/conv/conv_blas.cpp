@@ -125,7 +125,7 @@ struct Scratch {
 
 }  // namespace
 
-void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   if (!dgemm) fail(DNNOPS_NOT_SUPPORTED, "float64 requires a dgemm function, but none was registered");
   const Spatial s(problem);
   const int64_t groups = problem.geometry.groups, batch = problem.image[0];

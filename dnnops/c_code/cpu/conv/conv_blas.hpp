@@ -14,7 +14,7 @@ using Dgemm = void (*)(char *, char *, int *, int *, int *, double *, double *, 
 void blas_gemm(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, const double *a, int64_t lda,
                const double *b, int64_t ldb, double beta, double *c, int64_t ldc);
 
-void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
+void conv_blas(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
 
 // The scratch memory that conv_blas() needs.
 int64_t blas_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs);

@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "conv_product.hpp"
-#include "winograd.hpp"
+#include "conv_ways.hpp"
 
 namespace dnnops {
 
@@ -107,27 +106,6 @@ bool reverses_filters(const ConvProblem &problem) {
 
 }  // namespace
 
-ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t dtype) {
-  if (dtype == DNNOPS_FLOAT64) {
-    if (params.algorithm == ALGORITHM_NAMED && std::strcmp(params.name, BLAS_NAME) != 0)
-      fail(DNNOPS_VALUE_ERROR, "there is no plan %s in float64; there is: %s", params.name, BLAS_NAME);
-    return ConvWay::BLAS;
-  }
-  dnnl_dtype(dtype);
-  if (params.algorithm == ALGORITHM_NAMED) {
-    const auto named = [&](const char *name, const char *obstacle) {
-      if (std::strcmp(params.name, name) != 0) return false;
-      if (obstacle) fail(DNNOPS_NOT_SUPPORTED, "the plan %s cannot be run: %s", params.name, obstacle);
-      return true;
-    };
-    if (named(WINOGRAD_NAME, winograd_obstacle(problem))) return ConvWay::WINOGRAD;
-    if (named(PRODUCT_NAME, product_obstacle(problem))) return ConvWay::PRODUCT;
-    return ConvWay::ONEDNN;
-  }
-  if (params.algorithm == ALGORITHM_AUTO && product_suits(problem)) return ConvWay::PRODUCT;
-  return params.algorithm == ALGORITHM_AUTO && winograd_suits(problem) ? ConvWay::WINOGRAD : ConvWay::ONEDNN;
-}
-
 ConvKey conv_key(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
                  const char *name) {
   const Roles roles = roles_of(problem.direction);
@@ -221,8 +199,7 @@ std::shared_ptr<ConvEntry> make_named_entry(const ConvKey &key, const std::strin
                                             const std::vector<std::string> &names) {
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) {
-    std::string others = winograd_obstacle(key.problem) ? "" : WINOGRAD_NAME;
-    if (!product_obstacle(key.problem)) others += (others.empty() ? "" : ", ") + std::string(PRODUCT_NAME);
+    std::string others = own_names(key.problem);
     for (const std::string &other : names) others += (others.empty() ? "" : ", ") + other;
     fail(DNNOPS_VALUE_ERROR, "there is no plan %s for this convolution; there are: %s", name.c_str(), others.c_str());
   }

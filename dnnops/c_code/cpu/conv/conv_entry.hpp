@@ -1,4 +1,4 @@
-// Convolution with oneDNN: what decides how it is run, and the plan of one implementation.
+// Convolution with oneDNN: the plan of one implementation.
 #ifndef DNNOPS_ONEDNN_CONV_ENTRY_HPP
 #define DNNOPS_ONEDNN_CONV_ENTRY_HPP
 
@@ -19,13 +19,6 @@ struct Roles {
   Role first, second, result;
 };
 Roles roles_of(int64_t direction);
-
-// Which code computes a convolution.
-enum class ConvWay { BLAS, WINOGRAD, ONEDNN, PRODUCT };
-constexpr const char *BLAS_NAME = "gemm (BLAS)", *WINOGRAD_NAME = "winograd", *PRODUCT_NAME = "product";
-// The way that the Op uses for these parameters. Throws if nothing supports the dtype, or if a plan is named
-// that cannot compute the problem.
-ConvWay conv_way(const ConvParams &params, const ConvProblem &problem, int64_t dtype);
 
 // Everything that a plan depends on.
 struct ConvKey {

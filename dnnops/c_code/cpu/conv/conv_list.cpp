@@ -7,8 +7,7 @@
 #include "conv_blas.hpp"
 #include "conv_entry.hpp"
 #include "conv_parts.hpp"
-#include "conv_product.hpp"
-#include "winograd.hpp"
+#include "conv_ways.hpp"
 
 namespace dnnops {
 namespace {
@@ -51,8 +50,7 @@ class ConvList {
       add(ConvWay::BLAS, BLAS_NAME).listed.scratch_bytes = blas_scratch_bytes(problem_, inputs_);
       return;
     }
-    add_own(ConvWay::WINOGRAD, WINOGRAD_NAME, winograd_obstacle(problem_), winograd_drawback, winograd_scratch_bytes);
-    add_own(ConvWay::PRODUCT, PRODUCT_NAME, product_obstacle(problem_), product_drawback, product_scratch_bytes);
+    for (const OwnWay &own : own_ways()) add_own(own);
     const ConvParts parts(problem_, inputs_, output_);
     std::vector<ConvPart> sizes = {parts.first()};
     if (parts.last().problem.image[0] != parts.first().problem.image[0]) sizes.push_back(parts.last());
@@ -91,19 +89,15 @@ class ConvList {
   void run(int64_t index) {
     Item &item = items_.at(index);
     if (item.listed.reason[0]) fail(DNNOPS_NOT_SUPPORTED, "%s cannot be run: %s", item.listed.name, item.listed.reason);
+    const auto way = (ConvWay)item.listed.way;
+    if (way == ConvWay::BLAS) return conv_blas(problem_, inputs_, output_);
+    if (way != ConvWay::ONEDNN) return own_way(way).compute(problem_, inputs_, output_);
     const ConvParts parts(problem_, inputs_, output_);
     const int64_t largest = parts.first().problem.image[0];
-    if (!item.prepared.empty())
-      parts.run([&](const ConvPart &part) {
-        Prepared &fit = item.prepared[part.problem.image[0] != largest];
-        run_conv_entry(*fit.entry, *fit.run, part.problem, part.inputs, part.output);
-      });
-    else if (item.listed.way == (int64_t)ConvWay::WINOGRAD)
-      conv_winograd(problem_, inputs_, output_);
-    else if (item.listed.way == (int64_t)ConvWay::PRODUCT)
-      conv_product(problem_, inputs_, output_);
-    else
-      conv_blas(problem_, inputs_, output_);
+    parts.run([&](const ConvPart &part) {
+      Prepared &fit = item.prepared[part.problem.image[0] != largest];
+      run_conv_entry(*fit.entry, *fit.run, part.problem, part.inputs, part.output);
+    });
   }
 
  private:
@@ -117,13 +111,11 @@ class ConvList {
   }
 
   // Adds a plan of dnnops: why it cannot be run, or why it is not used and what memory it needs.
-  template <class ScratchBytes>
-  void add_own(ConvWay way, const char *name, const char *obstacle, const char *(*drawback)(const ConvProblem &),
-               ScratchBytes &&scratch_bytes) {
-    ListedPlan &listed = add(way, name).listed;
-    if (obstacle) return copy_text(listed.reason, sizeof listed.reason, obstacle);
-    listed.scratch_bytes = scratch_bytes(problem_, inputs_, output_);
-    if (const char *remark = drawback(problem_)) copy_text(listed.remark, sizeof listed.remark, remark);
+  void add_own(const OwnWay &own) {
+    ListedPlan &listed = add(own.way, own.name).listed;
+    if (const char *obstacle = own.obstacle(problem_)) return copy_text(listed.reason, sizeof listed.reason, obstacle);
+    listed.scratch_bytes = own.scratch_bytes(problem_, inputs_, output_);
+    if (const char *drawback = own.drawback(problem_)) copy_text(listed.remark, sizeof listed.remark, drawback);
   }
 
   ConvParams params_;

@@ -15,9 +15,6 @@ namespace dnnops {
 const char *product_obstacle(const ConvProblem &problem);
 // Why it is not used for a problem that it can compute, because oneDNN is faster; null if it is used.
 const char *product_drawback(const ConvProblem &problem);
-inline bool product_suits(const ConvProblem &problem) {
-  return !product_obstacle(problem) && !product_drawback(problem);
-}
 
 // The inputs and the output may have any strides.
 void conv_product(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);

@@ -140,7 +140,7 @@ enum class Purpose { COMPUTE, SIZE };
 
 // Computes the forward convolution, or the gradient with respect to the inputs as a forward convolution of
 // the output's gradient with reversed filters. Returns the size of the scratch memory in bytes.
-int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
+int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
   const bool forward = problem.direction == CONV_FORWARD;
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images in = images_of(forward ? problem.image : problem.top), out = images_of(forward ? problem.top : problem.image);
@@ -195,7 +195,7 @@ int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, dnnop
   return layout.bytes();
 }
 
-int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
+int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images image = images_of(problem.image), top = images_of(problem.top);
   Filters filters{nullptr, image.channels, taps, top.channels, problem.filters[1] * taps,
@@ -292,17 +292,17 @@ const char *winograd_drawback(const ConvProblem &problem) {
 }
 
 namespace {
-int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output, Purpose purpose) {
+int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
   const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
   return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
 }
 }  // namespace
 
-void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   convolve(problem, inputs, output, Purpose::COMPUTE);
 }
 
-int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output) {
+int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   return convolve(problem, inputs, output, Purpose::SIZE);
 }
 #else
@@ -310,11 +310,11 @@ const char *winograd_obstacle(const ConvProblem &) { return "the library was com
 
 const char *winograd_drawback(const ConvProblem &) { return nullptr; }
 
-void conv_winograd(const ConvProblem &problem, const dnnops_tensor *, dnnops_tensor &) {
+void conv_winograd(const ConvProblem &problem, const dnnops_tensor *, const dnnops_tensor &) {
   fail(DNNOPS_NOT_SUPPORTED, "Winograd's algorithm: %s", winograd_obstacle(problem));
 }
 
-int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, dnnops_tensor &) { return 0; }
+int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, const dnnops_tensor &) { return 0; }
 #endif
 
 }  // namespace dnnops
@@ -325,7 +325,8 @@ DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const 
   const int status = dnnops::guarded("OneDnnConv", inputs, 2, [&] {
     const dnnops::ConvParams &wanted = dnnops::params_of<dnnops::ConvParams>(params);
     uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
-           dnnops::winograd_suits(dnnops::problem_of(wanted, inputs));
+           !dnnops::winograd_obstacle(dnnops::problem_of(wanted, inputs)) &&
+           !dnnops::winograd_drawback(dnnops::problem_of(wanted, inputs));
   });
   return status == DNNOPS_OK ? uses : -1;
 }

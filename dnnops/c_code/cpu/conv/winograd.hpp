@@ -17,15 +17,12 @@ namespace dnnops {
 const char *winograd_obstacle(const ConvProblem &problem);
 // Why it is not used for a problem that it can compute, because oneDNN is faster; null if it is used.
 const char *winograd_drawback(const ConvProblem &problem);
-inline bool winograd_suits(const ConvProblem &problem) {
-  return !winograd_obstacle(problem) && !winograd_drawback(problem);
-}
 
 // The inputs and the output may have any strides.
-void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
+void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
 
 // The scratch memory that conv_winograd() needs.
-int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, dnnops_tensor &output);
+int64_t winograd_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
 
 }  // namespace dnnops
 #endif
