@@ -118,8 +118,7 @@ CALLS: dict[str, tuple[Step, ...]] = {
             "c_code/cpu/conv/conv.cpp",
             "dnnops_onednn_conv",
             "checks the shapes, selects the plan, and keeps it in the node for the next call. Plans"
-            " that are no convolutions of oneDNN, which are those of conv_ways.cpp and BLAS, run from"
-            " here.",
+            " without oneDNN, which are BLAS and those of conv_ways.cpp, run from here.",
         ),
         Step(
             "c_code/cpu/conv/conv_entry.cpp",

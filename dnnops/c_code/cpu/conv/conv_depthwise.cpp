@@ -88,10 +88,12 @@ const char *depthwise_obstacle(const ConvProblem &problem) {
 }
 
 const char *depthwise_drawback(const ConvProblem &problem) {
-  // Measured on two AVX-512 cores beside oneDNN 3.2, for 3 x 3 to 7 x 7 filters, stride 1 and 2, and images of 7 x 7 to
-  // 112 x 112: 1.2 to 8 times as fast at a batch of 32, and not slower at a batch of 1. The exception is the gradient
-  // with respect to 3 x 3 filters of few outputs, where summing the lanes of each filter takes longest: 784 outputs of
-  // a channel or fewer are 0.5 to 0.9 times as fast, 1568 or more at least 1.1 times.
+  // Measured on two AVX-512 cores beside oneDNN 3.2 with a few images at a time. Filters of 3 x 3, on images of 7 x 7
+  // to 56 x 56, are 1.2 to 8 times as fast at a batch of 32, and 1.1 to 4 times at a batch of 1. On images of 112 x
+  // 112, where new pages for the output take most of the time, they are 0.9 to 2 times as fast. Filters of 5 x 5 are
+  // 1.1 to 10 times as fast, and filters of 7 x 7 0.9 to 1.7 times forward. The exception is the gradient with respect
+  // to 3 x 3 filters of few outputs, where summing the lanes of each filter takes longest: 784 outputs of a channel or
+  // fewer are 0.5 to 1.0 times as fast, 1568 or more at least 1.1 times.
   if (problem.direction == CONV_GRAD_WEIGHTS && problem.filters[2] == 3 &&
       problem.top[0] * problem.top[2] * problem.top[3] < 1024)
     return "not used for filters of 3 x 3 and fewer than 1024 outputs of a channel";

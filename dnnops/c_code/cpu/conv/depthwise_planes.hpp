@@ -5,8 +5,8 @@
 #define DNNOPS_ONEDNN_DEPTHWISE_PLANES_HPP
 
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
+#include <utility>
 
 #include <omp.h>
 
@@ -82,8 +82,8 @@ inline void copy_row(const float *from, int64_t count, int64_t pad, int64_t phas
   }
 }
 
-// Copies `count` rows of a plane from row `first` on; rows outside of it are zeros. The buffer starts as zeros, and what
-// lies beside the image stays zero, also above and below it if each plane is a single band.
+// Copies `count` rows of a plane from row `first` on; rows outside of it are zeros. The buffer starts as zeros, and
+// what lies beside the image stays zero, also above and below it if each plane is a single band.
 template <int S>
 inline void copy_rows(const Buffer &buffer, const float *plane, const int64_t *shape, int64_t pad, int64_t first,
                       int64_t count, float *to) {

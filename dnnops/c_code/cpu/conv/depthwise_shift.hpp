@@ -1,5 +1,5 @@
-// Planes whose rows fit into a vector: taps read shifted copies of a row, which are made in registers. For small planes,
-// copying a plane with a border takes longer than the convolution.
+// Planes whose rows fit into a vector: taps read shifted copies of a row, which are made in registers. For small
+// planes, copying a plane with a border takes longer than the convolution.
 #ifndef DNNOPS_ONEDNN_DEPTHWISE_SHIFT_HPP
 #define DNNOPS_ONEDNN_DEPTHWISE_SHIFT_HPP
 

@@ -22,8 +22,8 @@ Buffer buffer_of(const Planes &planes) {
                 pair_count(planes));
 }
 
-// How the sums for a vector of even and one of odd columns come from shifted outputs: odd padding makes the first column
-// of the image an odd one, and the second one that of the next pair.
+// How the sums for a vector of even and one of odd columns come from shifted outputs: odd padding makes the first
+// column of the image an odd one, and the second one that of the next pair.
 template <bool kOddPad>
 constexpr int parity_of(int column) {
   return kOddPad ? 1 - column : column;
@@ -170,7 +170,7 @@ template <int K, bool kOddPad>
 void spread_any(const Planes &planes, float *scratch) {
 #ifdef __AVX2__
   if (widest_vector(planes) <= kMostNarrow)
-    return widest_vector(planes) <= 8 ? spread_narrow<K, 8, kOddPad>(planes) : spread_narrow<K, kLanes, kOddPad>(planes);
+    return (widest_vector(planes) <= 8 ? spread_narrow<K, 8, kOddPad> : spread_narrow<K, kLanes, kOddPad>)(planes);
 #endif
   spread_planes<K, kOddPad>(planes, scratch);
 }

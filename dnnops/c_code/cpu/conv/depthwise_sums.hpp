@@ -17,8 +17,8 @@ constexpr int kRegisters = 10;
 constexpr int64_t kMostProducts = 128;
 constexpr int64_t kMostChannels = 16;
 
-// Some images of a block of channels. The planes of the block are adjacent; hardware prefetching does not reach those of
-// the next image.
+// Some images of a block of channels. The planes of the block are adjacent; hardware prefetching does not reach those
+// of the next image.
 struct SumTask {
   int64_t first_channel, last_channel, first_image, last_image;
 

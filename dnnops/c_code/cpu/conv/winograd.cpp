@@ -140,7 +140,8 @@ enum class Purpose { COMPUTE, SIZE };
 
 // Computes the forward convolution, or the gradient with respect to the inputs as a forward convolution of
 // the output's gradient with reversed filters. Returns the size of the scratch memory in bytes.
-int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
+int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
+                  Purpose purpose) {
   const bool forward = problem.direction == CONV_FORWARD;
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images in = images_of(forward ? problem.image : problem.top), out = images_of(forward ? problem.top : problem.image);
@@ -195,7 +196,8 @@ int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const
   return layout.bytes();
 }
 
-int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
+int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
+                     Purpose purpose) {
   const int64_t threads = thread_count(), taps = kTaps * kTaps;
   Images image = images_of(problem.image), top = images_of(problem.top);
   Filters filters{nullptr, image.channels, taps, top.channels, problem.filters[1] * taps,
@@ -292,7 +294,8 @@ const char *winograd_drawback(const ConvProblem &problem) {
 }
 
 namespace {
-int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output, Purpose purpose) {
+int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
+                 Purpose purpose) {
   const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
   return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
 }
