@@ -104,11 +104,13 @@ class ValueNumbers:
         dict
             Number of each variable.
         """
+        outputs = list(outputs)
         numbers = {x: v if isinstance(v, int) else self[v] for x, v in given.items()}
-        for node in toposort(outputs, blockers=list(given)):
-            for x in (*node.inputs, *node.outputs):
-                if x not in numbers:
-                    numbers[x] = self._number(x, numbers)
+        nodes = toposort(outputs, blockers=list(given))
+        # An output without an owner, such as a constant, need not belong to a node.
+        for x in (*(x for node in nodes for x in (*node.inputs, *node.outputs)), *outputs):
+            if x not in numbers:
+                numbers[x] = self._number(x, numbers)
         return numbers
 
     def __getitem__(self, x: Variable) -> int:

@@ -16,6 +16,9 @@ def test_value_numbers():
     assert numbers.terms(numbers[x]).total() == 3
     own = pt.vector()
     assert numbers.of([own + pt.exp(b)], {own: a, b: b})[own] == numbers[a]
+    two, other = pt.constant(2.0), pt.constant(3.0)
+    assert numbers.of([two, own], {own: a}) == {two: numbers.of([two], {})[two], own: numbers[a]}
+    assert numbers.of([two], {})[two] != numbers.of([other], {})[other]
     exp = pt.exp(own)
     terms = numbers.terms(numbers.of([exp], {own: c})[exp]) + numbers.terms(numbers[b])
     found = numbers.sums_with(terms)
