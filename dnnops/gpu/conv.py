@@ -147,6 +147,8 @@ class GpuDnnConvBase(CudnnOp, ConvBase):
         self.workspace_limit = read_workspace_limit(self.where, workspace_limit)
         if self.inplace and self.accumulate:
             self.destroy_map = {0: [self.leading + 2]}
+        elif self.accumulate:
+            self.matched_operands = (self.leading + 2,)
 
     def __str__(self) -> str:
         plain = type(self)(ndim=self.ndim)

@@ -142,6 +142,33 @@ def test_alpha_beta(index, inplace, algo, case, factors):
         np.testing.assert_array_equal(out.get(), old)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@every_op
+def test_out_in_another_format(index, memory_format, compiled):
+    """Unless it is overwritten, `out` is copied to the format of the result."""
+    case = large_case()
+    arrays = in_dtype(operands(case, index), "float32")
+    plain = reference(case, index, arrays)
+    old = np.random.default_rng(1).standard_normal(plain.shape).astype("float32")
+    other = "contiguous" if memory_format == "channels_last" else "channels_last"
+    (out,) = moved([old], "float32", other)
+    op = PAIRS[index][0](**case.params, accumulate=True, memory_format=memory_format)
+    given = [*moved(arrays, "float32"), np.float64(2), np.float64(3), out]
+    if compiled:
+        types = {0: pt.dscalar, 1: pt.lvector, 4: GpuArrayType("float32", (None,) * 4)}
+        variables = [types[np.ndim(x)]() for x in given]
+        f = pytensor.function(variables, op(*variables), mode="CVM")
+        results = [f(*given) for _ in range(2)]
+    else:
+        results = [apply_op(op, *given)]
+    for result in results:
+        check(result, 2 * plain + 3 * old, "float32", bound=2e-5)
+        is_last = result.transpose(0, 2, 3, 1).flags.c_contiguous
+        assert is_last == (memory_format == "channels_last")
+    np.testing.assert_array_equal(out.get(), old)
+
+
 def test_scaling_factors_that_keep_changing():
     """One node with many alphas: results stay right, and plans do not accumulate."""
     x, w, o = (GpuArrayType("float32", (None,) * 4)() for _ in range(3))
