@@ -358,7 +358,8 @@ def test_what_cannot_be_captured(capsys):
     assert "is not captured" in capsys.readouterr().out
 
 
-def test_a_capture_that_fails(monkeypatch):
+@pytest.mark.parametrize("place", ["is_same", "Staging"], ids=["during", "after"])
+def test_a_capture_that_fails(monkeypatch, place):
     """The call, and those after it, run without a graph."""
     from dnnops.capture import recorder
 
@@ -367,7 +368,7 @@ def test_a_capture_that_fails(monkeypatch):
 
     x, w = pt.fvector(), shared(normal(4))
     f = compiled([x], (x * w).sum(), updates=[(w, (w + 1).transfer("cuda"))])
-    monkeypatch.setattr(recorder, "Upload", fails)
+    monkeypatch.setattr(recorder, place, fails)
     for i in range(6):
         before = value(w).copy()
         np.testing.assert_allclose(f(np.full(4, i, "float32")), i * before.sum(), rtol=1e-5)
@@ -376,7 +377,8 @@ def test_a_capture_that_fails(monkeypatch):
     assert not f.vm.replays
 
 
-def test_an_interrupted_capture(monkeypatch):
+@pytest.mark.parametrize("place", ["is_same", "Staging"], ids=["during", "after"])
+def test_an_interrupted_capture(monkeypatch, place):
     from dnnops.capture import recorder
 
     x, w = pt.fvector(), shared(normal(4))
@@ -390,7 +392,7 @@ def test_an_interrupted_capture(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, "Upload", interrupted)
+        patch.setattr(recorder, place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(batch)
     np.testing.assert_array_equal(value(w), before)
