@@ -81,7 +81,7 @@ LruCache<PlanKey, Choice, WordHash<PlanKey>> &plans() {
 }
 
 // `out` and the output must be dense in the same format, so that one can be copied to the other. The Op copies an `out`
-// that is not in the output's format.
+// that it does not overwrite to the format of its output.
 void require_same_format(const Call &call) {
   const Tensor out = read_tensor(*call.out), output = read_tensor(call.output);
   if (call.out->dtype != call.output.dtype || std::memcmp(out.shape, output.shape, sizeof out.shape))
@@ -250,7 +250,12 @@ void shape(const OpCall<ConvParams> &given) {
   const dnnops_tensor *inputs = given.inputs;
   const ConvProblem problem = checked_problem(params, inputs);
   cudnn_dtype(inputs[0].dtype);
-  const int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
+  int64_t format = params.channels_last ? FORMAT_CHANNELS_LAST : FORMAT_CONTIGUOUS;
+  if (params.has_out) {
+    // The result has the format of `out`, unless that array is dense in both.
+    const int64_t formats = dense_formats(read_tensor(inputs[params.input_count() + 2]));
+    if (formats == FORMAT_CHANNELS_LAST || formats == FORMAT_CONTIGUOUS) format = formats;
+  }
   describe_output(given.outputs[0], inputs[0].dtype, conv_result_shape(problem), problem.ndim, format);
 }
 
