@@ -93,6 +93,23 @@ def test_every_plan_runs_in_parts(index):
 
 
 @DIRECTIONS
+@pytest.mark.parametrize("threads", [(1, 4), (4, 1), (1, 2)], ids=str)
+def test_a_list_runs_with_another_number_of_threads(index, threads):
+    """Its plans are for parts of the size that they had when it was opened."""
+    case = batch_of(11, kernel=3)
+    arrays = operands(case, index, "float32")
+    expected = run_op(PAIRS[index][0](**case.params), *arrays)
+    ONEDNN.library.omp_set_num_threads(threads[0])
+    plans, output = listing(case, index, arrays)
+    ONEDNN.library.omp_set_num_threads(threads[1])
+    with plans:
+        names = [plan.name for plan in plans.plans if plan.api == "onednn" and not plan.reason]
+        output.fill(np.nan)
+        plans.run([plan.name for plan in plans.plans].index(names[0]))
+    np.testing.assert_allclose(output, expected, atol=2e-4 * np.abs(expected).max())
+
+
+@DIRECTIONS
 def test_scratch_memory_does_not_grow_with_the_batch(index, limit):  # noqa: F811
     limit(2**40)
     taken = []

@@ -1,4 +1,4 @@
-// Convolution and its two gradients, with oneDNN (float32) and BLAS (float64).
+// Convolution and its two gradients, with oneDNN or dnnops' own ways (float32) and BLAS (float64).
 #include <cstring>
 
 #include "../../common/chosen.hpp"

@@ -51,9 +51,10 @@ class ConvList {
       return;
     }
     for (const OwnWay &own : own_ways()) add_own(own);
-    const ConvParts parts(problem_, inputs_, output_);
-    std::vector<ConvPart> sizes = {parts.first()};
-    if (parts.last().problem.image[0] != parts.first().problem.image[0]) sizes.push_back(parts.last());
+    // Plans are made for these parts, which depend on the number of threads. It may be another one when they are run.
+    parts_ = std::make_unique<ConvParts>(problem_, inputs_, output_);
+    std::vector<ConvPart> sizes = {parts_->first()};
+    if (parts_->last().problem.image[0] != parts_->first().problem.image[0]) sizes.push_back(parts_->last());
     std::vector<std::vector<std::string>> names;
     const NoPrimitiveCache no_cache;
     for (const ConvPart &part : sizes) names.push_back(conv_implementations(part.problem, no_cache));
@@ -92,9 +93,8 @@ class ConvList {
     const auto way = (ConvWay)item.listed.way;
     if (way == ConvWay::BLAS) return conv_blas(problem_, inputs_, output_);
     if (way != ConvWay::ONEDNN) return own_way(way).compute(problem_, inputs_, output_);
-    const ConvParts parts(problem_, inputs_, output_);
-    const int64_t largest = parts.first().problem.image[0];
-    parts.run([&](const ConvPart &part) {
+    const int64_t largest = parts_->first().problem.image[0];
+    parts_->run([&](const ConvPart &part) {
       Prepared &fit = item.prepared[part.problem.image[0] != largest];
       run_conv_entry(*fit.entry, *fit.run, part.problem, part.inputs, part.output);
     });
@@ -121,6 +121,7 @@ class ConvList {
   ConvParams params_;
   ConvProblem problem_;
   dnnops_tensor inputs_[2], output_;
+  std::unique_ptr<const ConvParts> parts_;  // null in float64
   std::vector<Item> items_;  // for each way, the plan that the Op would select comes first
 };
 

@@ -19,7 +19,6 @@ struct ConvPart {
 class ConvParts {
  public:
   ConvParts(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
-  int64_t count() const { return count_; }
   // The larger parts come first. Others have one image less.
   ConvPart first() const { return part(0); }
   ConvPart last() const { return part(count_ - 1); }

@@ -4,9 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#ifdef _OPENMP
 #include <omp.h>
-#endif
 
 #include "../base/huge_pages.hpp"
 #include "narrow_product.hpp"
@@ -16,14 +14,6 @@ namespace dnnops {
 namespace {
 
 using namespace product;
-
-int thread_number() {
-#ifdef _OPENMP
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
 
 // Where to cut `size` into `pieces` of whole steps.
 int64_t cut(int64_t size, int64_t step, int64_t piece, int64_t pieces) {
@@ -50,7 +40,8 @@ struct Factor {
   int64_t leading;
 };
 
-// The products of several threads. dnnl_sgemm computes each in the thread that calls it, and does not throw.
+// The products of several threads. dnnl_sgemm computes each in the thread that calls it, or in all of them if there is a
+// single product, and does not throw.
 class Products {
  public:
   // Row-major C (m x n) = A B, or C += A B.
@@ -201,7 +192,7 @@ class Correlation {
   void multiply_joined(int64_t n, int64_t group, int64_t row, int64_t last_row) {
     const int64_t count = std::min(join_.images, sizes_.batch - n), pixels = sizes_.pixels, columns = count * pixels;
     const Matrices &from = in_.matrices, &to = out_.matrices;
-    float *const mine = scratch_ + own_at_ + thread_number() * own_.size();
+    float *const mine = scratch_ + own_at_ + omp_get_thread_num() * own_.size();
     float *const in_columns = mine + in_columns_at_, *const out_columns = mine + out_columns_at_;
     copy_rows(depth_, count, pixels, from.at(n, group * depth_, 0), from.channel, from.image, in_columns, columns,
               pixels);

@@ -327,9 +327,9 @@ DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const 
   int uses = 0;
   const int status = dnnops::guarded("OneDnnConv", inputs, 2, [&] {
     const dnnops::ConvParams &wanted = dnnops::params_of<dnnops::ConvParams>(params);
+    const dnnops::ConvProblem problem = dnnops::problem_of(wanted, inputs);
     uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
-           !dnnops::winograd_obstacle(dnnops::problem_of(wanted, inputs)) &&
-           !dnnops::winograd_drawback(dnnops::problem_of(wanted, inputs));
+           !dnnops::winograd_obstacle(problem) && !dnnops::winograd_drawback(problem);
   });
   return status == DNNOPS_OK ? uses : -1;
 }
