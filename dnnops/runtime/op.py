@@ -300,7 +300,7 @@ class RuntimeOp(COp):
         raise_status(self.library, getattr(functions, self.function)(*arguments))
 
     def c_code_cache_version(self) -> tuple[Hashable, ...]:
-        return (2, abi_hash())
+        return (3, abi_hash())
 
     def c_headers(self, **kwargs: Any) -> list[str]:
         return ["dnnops_emit.h"]
