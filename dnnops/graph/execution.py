@@ -92,11 +92,12 @@ def _read_address(value: Any) -> tuple[int | None, Any]:
     return None, None
 
 
-def _pointer(kind: type) -> Callable[[Any], int] | None:
-    """Return what reads only the address of an array of a type, if that needs no check."""
-    read = _READERS.get(kind)
+def _pointer(value: Any) -> Callable[[Any], int] | None:
+    """Return what reads only the address of arrays of this type, if that needs no check."""
+    kind = type(value)
+    read = _READERS.get(kind) or _reader(value)
     if read is _read_torch:
-        return kind.data_ptr  # type: ignore[attr-defined]
+        return getattr(kind, "data_ptr", None)  # an object may forward what its class lacks
     return attrgetter("data.ptr") if read is _read_cupy else None
 
 
@@ -115,7 +116,8 @@ class _Place:
     known : tuple
         A reference to the array of the last call, the function that reads its address, and the
         address. An array that is the same object at the same address is not checked again. Its
-        memory cannot have become smaller, whatever has become of its shape.
+        memory cannot have become smaller, whatever has become of its shape. Without an array, the
+        function is never called.
     """
 
     __slots__ = ("known", "label")
@@ -135,10 +137,9 @@ class _Place:
             If it is too small, null or not aligned.
         """
         address = self.check(value)
-        kind = type(value)
-        pointer = _pointer(kind)
+        pointer = _pointer(value)
         # Not every class allows weak references.
-        if pointer is None or not kind.__weakrefoffset__:
+        if pointer is None or not type(value).__weakrefoffset__:
             self.known = _no_array, id, 0
         else:
             self.known = ref(value), pointer, address
