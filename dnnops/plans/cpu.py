@@ -190,7 +190,8 @@ class PlanList:
             direction=self._direction,
             api="onednn" if listed.way == _ONEDNN else "dnnops",
             workspace_bytes=listed.scratch_bytes if can_run else None,
-            # dnnops' are, for a fixed number of threads. oneDNN and BLAS make no such promise.
+            # dnnops divides work by the number of threads only. oneDNN's convolutions and BLAS make
+            # no such promise.
             deterministic=True if own else None,
             math_type=self._output.dtype.name,
             notes=tuple(notes),

@@ -118,7 +118,7 @@ CALLS: dict[str, tuple[Step, ...]] = {
             "c_code/cpu/conv/conv.cpp",
             "dnnops_onednn_conv",
             "checks the shapes, selects the plan, and keeps it in the node for the next call. Plans"
-            " without oneDNN, which are BLAS and those of conv_ways.cpp, run from here.",
+            " that are no convolutions of oneDNN run from here: BLAS and those of conv_ways.cpp.",
         ),
         Step(
             "c_code/cpu/conv/conv_entry.cpp",
