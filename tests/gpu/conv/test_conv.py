@@ -364,8 +364,8 @@ def test_out_of_memory(index):
     case = large_case(img_shape=(64, 32, 30, 30))
     arrays = in_dtype(operands(case, index), "float32")
     ref = reference(case, index, arrays)
-    # In a pool of its own, memory that other tests have left cannot be used below the limit. Nor
-    # can that of the first call, whose plan may need as much workspace as the forced one.
+    # In a pool of its own, nothing below the limit is memory that other tests have left. The first
+    # call's workspace is freed before the limit is set, since the forced plan might fit into it.
     pool = cupy.cuda.MemoryPool()
     free_workspaces()
     with cupy.cuda.using_allocator(pool.malloc):
