@@ -25,7 +25,7 @@ __all__ = [
 SEED = 30
 #: Learning rates and coefficients of the optimizers. With a rate of 0.01, VGG diverges, so that
 #: losses of libraries that round differently are soon different.
-RATES = {"sgd": 1e-3, "adam": 1e-3}
+RATES = {"sgd": 2e-4, "adam": 1e-3}
 MOMENTUM = 0.9
 ADAM = (0.9, 0.999, 1e-8)
 EPSILON = 1e-5
