@@ -15,6 +15,10 @@ __all__ = ["Replay"]
 
 #: Words of a ``dnnops_copy``: the destination, the source and the number of bytes.
 _TO, _FROM, _BYTES, _WORDS = range(4)
+#: Results of at most so many bytes are small. Allocating takes longer than the rest of a call's work
+#: for such a result, so memory for those of several calls is allocated at once.
+_SMALL_BYTES, _CALLS = 1 << 12, 16
+_ALIGNMENT = 256
 
 
 class Replay:
@@ -68,19 +72,27 @@ class Replay:
             for target, addresses, nbytes in staging.copies
         ]
         self._before = len(copies)
+        self._small: list[tuple[int, Any, Any, int, int]] = []
         self._new: list[tuple[int, Any, Any, int]] = []
         self._copied: list[int] = []
+        self._small_bytes = 0
         for position in copied:
             array = outputs[position]
-            if isinstance(array, cupy.ndarray) and array.flags.c_contiguous:
-                at = add(0, array.data.ptr, array.nbytes, _TO)
-                self._new.append((position, array.shape, array.dtype, at))
-            else:
+            if not isinstance(array, cupy.ndarray) or not array.flags.c_contiguous:
                 self._copied.append(position)
+                continue
+            at = add(0, array.data.ptr, array.nbytes, _TO)
+            if array.nbytes > _SMALL_BYTES:
+                self._new.append((position, array.shape, array.dtype, at))
+                continue
+            self._small.append((position, array.shape, array.dtype, at, self._small_bytes))
+            self._small_bytes += -(-max(array.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._memory, self._memory_stream, self._calls_left = None, 0, 0
         self._after = len(copies) - self._before
         words = [word for copy in copies for word in copy]
         self._words = (ctypes.c_int64 * len(words))(*words)
-        self._ndarray, self._current_stream = cupy.ndarray, cupy.cuda.get_current_stream
+        self._ndarray, self._allocate = cupy.ndarray, cupy.cuda.alloc
+        self._current_stream = cupy.cuda.get_current_stream
         self._launch = CUDNN.library.dnnops_cudnn_graph_replay
 
     def run(self) -> list[Any]:
@@ -92,6 +104,7 @@ class Replay:
             If a host value has another shape or dtype, or CUDA fails.
         """
         words = self._words
+        stream = self._current_stream().ptr
         for cell, at in self._blocks:
             words[at] = cell[0].data.ptr
         for cell, own in self._assigned:
@@ -107,6 +120,11 @@ class Replay:
                 words[at] = addresses[turn]
             uploaded = event.ptr
         outputs = [*self._outputs]
+        if self._small:
+            memory, start = self._memory_for_small(stream)
+            for position, shape, dtype, at, offset in self._small:
+                outputs[position] = new = self._ndarray(shape, dtype, memory + (start + offset))
+                words[at] = new.data.ptr
         for position, shape, dtype, at in self._new:
             outputs[position] = new = self._ndarray(shape, dtype)
             words[at] = new.data.ptr
@@ -116,10 +134,22 @@ class Replay:
             self._before,
             self._after,
             uploaded,
-            self._current_stream().ptr,
+            stream,
         )
         if status:
             raise_status(CUDNN, status)
         for position in self._copied:
             outputs[position] = outputs[position].copy()
         return outputs
+
+    def _memory_for_small(self, stream: int) -> tuple[Any, int]:
+        """Return memory, and where in it the small results of a call start.
+
+        The arrays own it together, and it goes back to the pool of the stream in which it was
+        allocated.
+        """
+        if self._calls_left == 0 or stream != self._memory_stream:
+            self._memory = self._allocate(_CALLS * self._small_bytes)
+            self._memory_stream, self._calls_left = stream, _CALLS
+        self._calls_left -= 1
+        return self._memory, self._calls_left * self._small_bytes

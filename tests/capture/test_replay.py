@@ -50,8 +50,19 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevices:
 
     fake.cuda.Event = event
     fake.cuda.alloc_pinned_memory = _Pinned
+    fake.cuda.alloc = _Memory
     monkeypatch.setitem(sys.modules, "cupy", fake)
     return fake
+
+
+class _Memory:
+    """Memory whose addresses are buffers for NumPy's arrays."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer = bytearray(nbytes)
+
+    def __add__(self, offset: int) -> memoryview:
+        return memoryview(self.buffer)[offset:]
 
 
 class _Pinned(bytearray):
@@ -108,6 +119,24 @@ def test_arguments_and_results(device, host):
         assert nothing is None
         assert constant == "constant"
     assert host.events == [None] * 3
+
+
+def test_results_are_kept(device, host):
+    """Small results of many calls share memory, but no two results overlap."""
+    arrays = [device.array(np.zeros(shape)) for shape in ((), (0,), (33,), (1000,), (2, 3))]
+    made = Replay(host.graph, [], Staging([], int), arrays, range(5))
+    kept = []
+    for i in range(40):
+        for j, array in enumerate(arrays):
+            array[...] = 10 * i + j
+        kept.append(made.run())
+    starts = set()
+    for i, results in enumerate(kept):
+        for j, (found, array) in enumerate(zip(results, arrays, strict=True)):
+            assert (found.shape, found.dtype) == (array.shape, array.dtype)
+            np.testing.assert_array_equal(found, np.full(array.shape, 10 * i + j))
+            starts.add(found.ctypes.data)
+    assert len(starts) >= 4 * len(kept)
 
 
 @pytest.mark.parametrize("is_one_block", [False, True])
