@@ -33,8 +33,10 @@ __all__ = [
 
 #: More elements than any array of results has.
 _MOST = 2**20
-#: Blank memory for each number of results.
+#: Blank memory for each number of results, and a blank element of each type. Repeating one is the
+#: fastest way to make an array.
 _BLANK = [array("q", bytes(8 * count)) for count in range(32)]
+_ELEMENTS = {code: array(code, [0]) for code in "bBhHiIlLqQfd"}
 
 
 def outputs(count: int) -> tuple[array[int], int]:
@@ -55,8 +57,9 @@ def new_array(code: str, count: int, name: str) -> tuple[array[Any], int]:
     name : str
         Name of the parameter that gives it.
     """
-    check_count(count, name)
-    out = array(code, bytes(array(code).itemsize * count))
+    if not 0 <= count <= _MOST:
+        check_count(count, name)
+    out = _ELEMENTS[code] * count
     return out, out.buffer_info()[0]
 
 
