@@ -15,8 +15,8 @@ __all__ = ["Replay"]
 
 #: Words of a ``dnnops_copy``: the destination, the source and the number of bytes.
 _TO, _FROM, _BYTES, _WORDS = range(4)
-#: Results of at most so many bytes are small. Allocating takes longer than the rest of a call's work
-#: for such a result, so memory for those of several calls is allocated at once.
+#: Results of at most so many bytes are small. Allocating one takes longer than all else that a call
+#: does for it in Python, so memory for those of several calls is allocated at once.
 _SMALL_BYTES, _CALLS = 1 << 12, 16
 _ALIGNMENT = 256
 
