@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../../common/op.hpp"
-#include "pieces.hpp"
 #include "plan.hpp"
 
 namespace dnnops {
@@ -54,7 +53,7 @@ void add(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0], &output = call.outputs[0];
   // Nothing is written if an index is out of bounds.
   const std::vector<int64_t> selected = rows_of(call.inputs[2], x.shape[0]);
-  const int64_t count = element_count(x.shape, x.ndim), width = element_count(x.shape + 1, x.ndim - 1);
+  const int64_t width = element_count(x.shape + 1, x.ndim - 1);
   std::vector<T> copied_rows, copied_sums;
   const T *const rows = dense<T>(call.inputs[1], copied_rows);
   T *sums;
@@ -79,10 +78,7 @@ void add(const OpCall<Params> &call) {
       for (int64_t j = begin; j < end; ++j) sum[j] += row[j];
     }
   }
-  if (sums == static_cast<T *>(output.data)) return;
-  const Pieces<T> target(output);
-  for (int64_t begin = 0; begin < count; begin += kPiece)
-    target.finish(begin, std::min(kPiece, count - begin), sums + begin);
+  if (sums != static_cast<T *>(output.data)) unpack(sums, output, false);
 }
 
 void run(const OpCall<Params> &call) {

@@ -1,7 +1,6 @@
 #include "conv_depthwise.hpp"
 
 #include "../base/huge_pages.hpp"
-#include "../base/pieces.hpp"
 #include "../base/plan.hpp"
 #include "depthwise_planes.hpp"
 
@@ -109,10 +108,8 @@ void conv_depthwise(const ConvProblem &problem, const dnnops_tensor *inputs, con
     data[i] = work.copies[i] ? scratch + work.copies_at[i] : static_cast<float *>(inputs[i].data);
     if (work.copies[i]) pack(inputs[i], data[i], false);
   }
-  const int64_t count = element_count(output.shape, 4);
-  const Pieces<float> result(output);
-  data[2] = result.target(0, scratch + work.copies_at[2]);
-  prefer_huge_pages(data[2], count * (int64_t)sizeof(float));
+  data[2] = work.copies[2] ? scratch + work.copies_at[2] : static_cast<float *>(output.data);
+  prefer_huge_pages(data[2], element_count(output.shape, 4) * (int64_t)sizeof(float));
   planes.taps = taps;
   planes.image = data[0];
   planes.top = data[2];
@@ -129,7 +126,7 @@ void conv_depthwise(const ConvProblem &problem, const dnnops_tensor *inputs, con
   }
   work.compute(planes, scratch);
   if (problem.direction == CONV_GRAD_WEIGHTS) copy_taps(planes, work.flips, taps, data[2]);
-  result.finish(0, count, data[2]);
+  if (work.copies[2]) unpack(data[2], output, false);
 }
 
 int64_t depthwise_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {

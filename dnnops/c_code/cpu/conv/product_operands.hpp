@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "../base/pieces.hpp"
 #include "../base/plan.hpp"
 
 namespace dnnops::product {
@@ -85,9 +84,7 @@ struct Array {
     if (!in_place) pack(tensor, matrices.data, false);
   }
   void write() const {
-    if (in_place) return;
-    const Pieces<float> target(tensor);
-    by_pieces(size(), [&](int64_t begin, int64_t count) { target.finish(begin, count, matrices.data + begin); });
+    if (!in_place) unpack(matrices.data, tensor, false);
   }
 };
 
