@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "../base/plan.hpp"
-#include "conv_depthwise.hpp"
-#include "conv_product.hpp"
-#include "winograd.hpp"
+#include "depthwise/conv_depthwise.hpp"
+#include "product/conv_product.hpp"
+#include "winograd/winograd.hpp"
 
 namespace dnnops {
 

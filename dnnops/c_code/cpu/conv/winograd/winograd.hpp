@@ -9,7 +9,7 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_HPP
 
-#include "../../common/conv_problem.hpp"
+#include "../../../common/conv_problem.hpp"
 
 namespace dnnops {
 

@@ -6,7 +6,7 @@
 #ifndef DNNOPS_ONEDNN_CONV_DEPTHWISE_HPP
 #define DNNOPS_ONEDNN_CONV_DEPTHWISE_HPP
 
-#include "../../common/conv_problem.hpp"
+#include "../../../common/conv_problem.hpp"
 
 namespace dnnops {
 

@@ -7,7 +7,7 @@
 #ifndef DNNOPS_ONEDNN_CONV_PRODUCT_HPP
 #define DNNOPS_ONEDNN_CONV_PRODUCT_HPP
 
-#include "../../common/conv_problem.hpp"
+#include "../../../common/conv_problem.hpp"
 
 namespace dnnops {
 

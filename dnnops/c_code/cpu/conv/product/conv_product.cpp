@@ -6,8 +6,8 @@
 
 #include <omp.h>
 
-#include "../base/huge_pages.hpp"
-#include "../base/pieces.hpp"
+#include "../../base/huge_pages.hpp"
+#include "../../base/pieces.hpp"
 #include "narrow_product.hpp"
 #include "product_operands.hpp"
 

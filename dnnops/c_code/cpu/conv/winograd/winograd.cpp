@@ -7,8 +7,8 @@
 #endif
 #include <sys/mman.h>
 
-#include "conv_params.hpp"
-#include "../base/plan.hpp"
+#include "../conv_params.hpp"
+#include "../../base/plan.hpp"
 #include "winograd_filters.hpp"
 #include "winograd_gemm.hpp"
 #include "winograd_tiles.hpp"

@@ -1,7 +1,7 @@
 #include "conv_depthwise.hpp"
 
-#include "../base/huge_pages.hpp"
-#include "../base/plan.hpp"
+#include "../../base/huge_pages.hpp"
+#include "../../base/plan.hpp"
 #include "depthwise_planes.hpp"
 
 namespace dnnops {

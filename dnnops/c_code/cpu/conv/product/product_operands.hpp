@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "../base/plan.hpp"
+#include "../../base/plan.hpp"
 
 namespace dnnops::product {
 
