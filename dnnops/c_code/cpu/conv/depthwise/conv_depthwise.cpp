@@ -1,7 +1,11 @@
-#include "conv_depthwise.hpp"
-
+// Depthwise convolution, with one channel per group, forward and both gradients, in loops over planes of the plain
+// layout.
+//
+// An infinity or NaN affects the same outputs as in a convolution that skips the border. The same number of threads
+// gives the same bits.
 #include "../../base/huge_pages.hpp"
 #include "../../base/plan.hpp"
+#include "../conv_ways.hpp"
 #include "depthwise_planes.hpp"
 
 namespace dnnops {
@@ -65,8 +69,6 @@ void copy_taps(const Planes &planes, bool flips, const float *from, float *to) {
   for (int64_t channel = 0; channel < planes.channels; ++channel, from += count, to += count)
     for (int64_t i = 0; i < count; ++i) to[i] = from[flips ? count - 1 - i : i];
 }
-
-}  // namespace
 
 const char *depthwise_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
@@ -132,5 +134,11 @@ void conv_depthwise(const ConvProblem &problem, const dnnops_tensor *inputs, con
 int64_t depthwise_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   return Work(problem, inputs, output).floats * (int64_t)sizeof(float);
 }
+
+}  // namespace
+
+const OwnWay depthwise_way = {
+    ConvWay::DEPTHWISE, "depthwise", depthwise_obstacle, depthwise_drawback, conv_depthwise, depthwise_scratch_bytes,
+};
 
 }  // namespace dnnops

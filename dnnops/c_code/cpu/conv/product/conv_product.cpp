@@ -1,5 +1,9 @@
-#include "conv_product.hpp"
-
+// Convolution with float32 filters of one pixel as matrix products in the plain layout, forward and both
+// gradients.
+//
+// A contiguous image is a matrix of channels by pixels, and so is its output: the filters times it. oneDNN's
+// convolutions would first reorder the arrays into blocks of channels, which takes longer than the products.
+// The same number of threads gives the same bits.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -8,6 +12,7 @@
 
 #include "../../base/huge_pages.hpp"
 #include "../../base/pieces.hpp"
+#include "../conv_ways.hpp"
 #include "narrow_product.hpp"
 #include "product_operands.hpp"
 
@@ -312,8 +317,6 @@ class GradWeights {
   Products product_;
 };
 
-}  // namespace
-
 const char *product_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i) {
@@ -349,5 +352,11 @@ int64_t product_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *i
   return problem.direction == CONV_GRAD_WEIGHTS ? GradWeights(problem, inputs, output).scratch_bytes()
                                                 : Correlation(problem, inputs, output).scratch_bytes();
 }
+
+}  // namespace
+
+const OwnWay product_way = {
+    ConvWay::PRODUCT, "product", product_obstacle, product_drawback, conv_product, product_scratch_bytes,
+};
 
 }  // namespace dnnops

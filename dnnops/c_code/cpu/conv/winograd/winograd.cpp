@@ -1,5 +1,11 @@
-#include "winograd.hpp"
-
+// Convolution with 3 x 3 float32 filters by Winograd's F(4 x 4, 3 x 3), forward and both gradients.
+//
+// A tile of 4 x 4 outputs takes 36 multiplications per pair of channels instead of 144. S. Winograd,
+// Arithmetic Complexity of Computations (1980); A. Lavin and S. Gray, Fast Algorithms for Convolutional
+// Neural Networks (CVPR 2016).
+//
+// A pixel that is not finite affects all outputs of the tiles that read it, including some that a direct
+// convolution would not affect. The same number of threads gives the same bits.
 #include <algorithm>
 
 #ifdef _OPENMP
@@ -7,15 +13,14 @@
 #endif
 #include <sys/mman.h>
 
-#include "../conv_params.hpp"
 #include "../../base/plan.hpp"
+#include "../conv_ways.hpp"
 #include "winograd_filters.hpp"
 #include "winograd_gemm.hpp"
 #include "winograd_tiles.hpp"
 
 namespace dnnops {
 namespace {
-
 
 #ifdef __AVX512F__
 using namespace winograd;
@@ -250,11 +255,7 @@ int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, co
   operands.write();
   return layout.bytes();
 }
-#endif  // __AVX512F__
 
-}  // namespace
-
-#ifdef __AVX512F__
 const char *winograd_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
   if (geometry.spatial_ndim != 2) return "it requires two spatial axes";
@@ -293,13 +294,11 @@ const char *winograd_drawback(const ConvProblem &problem) {
   return nullptr;
 }
 
-namespace {
 int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
                  Purpose purpose) {
   const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
   return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
 }
-}  // namespace
 
 void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   convolve(problem, inputs, output, Purpose::COMPUTE);
@@ -320,6 +319,12 @@ void conv_winograd(const ConvProblem &problem, const dnnops_tensor *, const dnno
 int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, const dnnops_tensor &) { return 0; }
 #endif
 
+}  // namespace
+
+const OwnWay winograd_way = {
+    ConvWay::WINOGRAD, "winograd", winograd_obstacle, winograd_drawback, conv_winograd, winograd_scratch_bytes,
+};
+
 }  // namespace dnnops
 
 // Whether dnnops_onednn_conv() uses Winograd for these arguments: 1 or 0, or -1 if the arguments are invalid.
@@ -329,7 +334,7 @@ DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const 
     const dnnops::ConvParams &wanted = dnnops::params_of<dnnops::ConvParams>(params);
     const dnnops::ConvProblem problem = dnnops::problem_of(wanted, inputs);
     uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
-           !dnnops::winograd_obstacle(problem) && !dnnops::winograd_drawback(problem);
+           dnnops::winograd_way.suits(problem);
   });
   return status == DNNOPS_OK ? uses : -1;
 }
