@@ -5,6 +5,7 @@
 
 #include "../../common/op.hpp"
 #include "plan.hpp"
+#include "rounding.hpp"
 
 namespace dnnops {
 namespace {
@@ -64,7 +65,7 @@ void add(const OpCall<Params> &call) {
     pack(x, sums, false);
   }
   constexpr int64_t kLeast = 16384, kLine = 64 / sizeof(T);
-  const int64_t lines = (width + kLine - 1) / kLine;
+  const int64_t lines = ceil_div(width, kLine);
   const int64_t threads = std::clamp<int64_t>(width * (int64_t)selected.size() / kLeast, 1,
                                               std::max<int64_t>(1, std::min(lines, thread_count())));
 #pragma omp parallel for if (threads > 1)

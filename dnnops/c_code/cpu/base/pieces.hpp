@@ -7,6 +7,7 @@
 
 #include "../../common/error.hpp"
 #include "pack.hpp"
+#include "rounding.hpp"
 
 namespace dnnops {
 
@@ -86,7 +87,7 @@ constexpr int64_t kPiece = 4096;
 // Calls body(begin, count) for pieces of the elements, in all threads.
 template <class Body>
 void by_pieces(int64_t count, Body &&body) {
-  const int64_t pieces = (count + kPiece - 1) / kPiece;
+  const int64_t pieces = ceil_div(count, kPiece);
 #pragma omp parallel for if (count > 16384)
   for (int64_t piece = 0; piece < pieces; ++piece) body(piece * kPiece, std::min(kPiece, count - piece * kPiece));
 }

@@ -144,7 +144,7 @@ class Correlation {
   int64_t scratch_bytes() const { return layout_.bytes(); }
 
   void compute() {
-    scratch_ = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    scratch_ = layout_.allocate();
     in_.read(scratch_);
     filters_.read(scratch_);
     out_.place(scratch_);
@@ -259,7 +259,7 @@ class GradWeights {
   int64_t scratch_bytes() const { return layout_.bytes(); }
 
   void compute() {
-    float *const scratch = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    float *const scratch = layout_.allocate();
     image_.read(scratch);
     top_.read(scratch);
     result_.place(scratch);
