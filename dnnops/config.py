@@ -342,8 +342,8 @@ FLAGS: tuple[Flag, ...] = (
         Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
         "Algorithm of convolutions on the CPU: in float32, Winograd's for 3x3 filters, matrix "
         "products for 1x1 filters and loops for depthwise convolutions where they are faster "
-        "(auto); always oneDNN's direct algorithm "
-        "(direct); or a plan that `python -m dnnops algos` lists, by name.",
+        "(auto); always oneDNN's direct algorithm (direct); or a plan that `python -m dnnops "
+        "algos` lists, by name.",
     ),
     Flag(
         "onednn.scratch_limit",

@@ -24,7 +24,7 @@ __all__ = ["DIRECTIONS", "PlanList", "conv_node"]
 
 #: Directions in the order of ConvDirection in c_code/common/conv_problem.hpp.
 DIRECTIONS = ("forward", "grad_inputs", "grad_weights")
-#: Plans that call a library, by their numbers of ConvWay in c_code/cpu/conv/conv_ways.hpp.
+#: Plans that are not dnnops' own, by their numbers of ConvWay in c_code/cpu/conv/conv_ways.hpp.
 _BLAS, _ONEDNN = 0, 1
 _ROLES = ("image", "filters", "output")
 

@@ -55,18 +55,24 @@ def restrided(rng: np.random.Generator, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def assert_sums_close(
-    out: np.ndarray, oracle: Any, arrays: Any, bound: float | None = None
-) -> None:
-    """Compare with the oracle; the error of a sum that almost cancels is that of its terms."""
+def expected_sums(oracle: Any, arrays: Any, bound: float | None = None) -> tuple[np.ndarray, float]:
+    """Return the oracle's result, and the bound of the relative error.
+
+    The error of a sum that almost cancels is that of its terms.
+    """
     double = in_double(arrays)
     expected = run_op(oracle, *double)
     terms = run_op(oracle, *(np.abs(a) if a.dtype.kind == "f" else a for a in double))
     size = np.linalg.norm(expected)
-    error_of_terms = 8 * np.finfo(out.dtype).eps * np.linalg.norm(terms)
-    bound = RELATIVE_ERROR[out.dtype.name] if bound is None else bound
-    if size > 0:
-        bound = max(bound, error_of_terms / size)
+    dtype = arrays[0].dtype
+    error_of_terms = 8 * np.finfo(dtype).eps * np.linalg.norm(terms)
+    bound = RELATIVE_ERROR[dtype.name] if bound is None else bound
+    return expected, max(bound, error_of_terms / size) if size > 0 else bound
+
+
+def assert_sums_close(out: np.ndarray, oracle: Any, arrays: Any) -> None:
+    """Compare with the oracle."""
+    expected, bound = expected_sums(oracle, arrays)
     assert_close(out, expected, bound=bound, allow_zero=True)
 
 

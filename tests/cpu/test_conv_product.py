@@ -1,8 +1,6 @@
-"""Convolution with filters of one pixel as matrix products: accuracy, strides, repeatability."""
+"""Convolution with filters of one pixel as matrix products; test_own_ways.py has further tests."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytensor
@@ -14,10 +12,9 @@ import dnnops
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.errors import DnnNotSupportedError
 from dnnops.nnet import conv2d
-from dnnops.runtime.build import ONEDNN
-from tests.cpu.test_conv import PAIRS, assert_sums_close, in_double, operands, restrided
-from tests.cpu.test_winograd import DIRECTIONS, run_into, two_threads  # noqa: F401  used by all
-from tests.oracle import ConvCase, assert_close, fuzz, run_op
+from tests.cpu.own_ways import DIRECTIONS, Way, two_threads  # noqa: F401  every test runs with them
+from tests.cpu.test_conv import in_double, operands
+from tests.oracle import ConvCase, assert_close, run_op
 
 
 def make_case(
@@ -50,42 +47,20 @@ def product_cases(draw: st.DrawFn) -> ConvCase:
     )
 
 
-def ops(index: int, case: ConvCase, algo: str = "product") -> tuple[Any, Any]:
-    backend, abstract = PAIRS[index]
-    return backend(**case.params, algo=algo), abstract(**case.params)
-
-
-def check(case: ConvCase, index: int) -> None:
-    backend, abstract = ops(index, case)
-    arrays = operands(case, index, "float32")
-    assert_sums_close(run_op(backend, *arrays), abstract, arrays)
-
-
-@DIRECTIONS
-@fuzz(max_examples=40, case=product_cases())
-def test_random(index, case):
-    check(case, index)
-
-
-@DIRECTIONS
-@fuzz(max_examples=20, case=product_cases(), seed=st.integers(0, 2**32 - 1))
-def test_strides(index, case, seed):
-    backend, abstract = ops(index, case)
-    arrays = operands(case, index, "float32")
-    rng = np.random.default_rng(seed)
-    strided = tuple(restrided(rng, a) if a.dtype.kind == "f" else a for a in arrays)
-    found = run_op(backend, *strided)
-    assert_sums_close(found, abstract, arrays)
-    out = restrided(rng, np.full(found.shape, np.nan, "float32"))
-    run_into(backend, out, *strided)
-    assert_sums_close(out, abstract, arrays)
+WAY = Way(
+    "product",
+    lambda index: product_cases(),
+    repeated=lambda index: [(make_case(5, (40, 33), size),) * 2 for size in ((60, 70), (7, 7))],
+    spoilt=lambda index: make_case(3, (20, 24), (15, 16)),
+    copies=False,
+)
 
 
 @DIRECTIONS
 def test_channels_last_and_slices_of_channels(index):
     """These are read in place."""
     case = make_case(3, (40, 33), (9, 12))
-    backend, abstract = ops(index, case)
+    backend, abstract = WAY.ops(case, index)
     arrays = operands(case, index, "float32")
     expected = run_op(abstract, *in_double(arrays))
     last = [np.moveaxis(np.moveaxis(a, 1, -1).copy(), -1, 1) if a.ndim == 4 else a for a in arrays]
@@ -108,31 +83,14 @@ def test_channels_last_and_slices_of_channels(index):
     ],
 )
 def test_shapes(index, batch, channels, size, groups):
-    check(make_case(batch, channels, size, groups), index)
+    WAY.check(make_case(batch, channels, size, groups), index)
 
 
 @DIRECTIONS
 def test_many_terms_are_accurate(index):
-    check(make_case(2, (2048, 16), (8, 8)), index)
-    check(make_case(2, (16, 2048), (8, 8)), index)
-    check(make_case(4, (16, 16), (128, 128)), index)
-
-
-@DIRECTIONS
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [(60, 70), (7, 7)])
-def test_repeats_bit_by_bit(index, threads, size):
-    ONEDNN.library.omp_set_num_threads(threads)
-    case = make_case(5, (40, 33), size)
-    backend, abstract = ops(index, case)
-    arrays = operands(case, index, "float32")
-    first = run_op(backend, *arrays)
-    for _ in range(3):
-        # The scratch memory may contain results of another call.
-        poisoned = [a * np.nan if a.dtype.kind == "f" else a for a in arrays]
-        assert np.isnan(run_op(backend, *poisoned)).all()
-        assert run_op(backend, *arrays).tobytes() == first.tobytes()
-    assert_close(first, run_op(abstract, *in_double(arrays)))
+    WAY.check(make_case(2, (2048, 16), (8, 8)), index)
+    WAY.check(make_case(2, (16, 2048), (8, 8)), index)
+    WAY.check(make_case(4, (16, 16), (128, 128)), index)
 
 
 def test_compiled_functions_use_it():
@@ -152,16 +110,3 @@ def test_it_cannot_be_named_for_other_filters():
         DnnNotSupportedError, match=r"product cannot be run: .* filters of one pixel"
     ):
         run_op(OneDnnConv(2, algo="product"), image, filters)
-
-
-def test_not_finite():
-    """A NaN affects the outputs at its own pixel only."""
-    case = make_case(2, (20, 24), (15, 16))
-    backend, _ = ops(0, case)
-    image, filters = operands(case, 0, "float32")
-    clean = run_op(backend, image, filters)
-    image[1, 3, 5, 6] = np.nan
-    result = run_op(backend, image, filters)
-    assert np.isnan(result[1, :, 5, 6]).all()
-    result[1, :, 5, 6] = clean[1, :, 5, 6]
-    np.testing.assert_array_equal(result, clean)

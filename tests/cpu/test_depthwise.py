@@ -1,4 +1,4 @@
-"""Depthwise convolution in loops: accuracy against the oracle, when it is used, repeatability."""
+"""Depthwise convolution in loops; test_own_ways.py has further tests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from hypothesis import strategies as st
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.plans.cpu import PlanList, conv_node
-from dnnops.runtime.build import ONEDNN
-from tests.cpu.test_conv import PAIRS, assert_sums_close, in_double, operands, restrided
-from tests.cpu.test_winograd import DIRECTIONS, run_into, two_threads  # noqa: F401
-from tests.oracle import ConvCase, assert_close, fuzz, run_op
-
-FORWARD, GRAD_INPUTS, GRAD_WEIGHTS = range(3)
+from tests.cpu.own_ways import (  # noqa: F401
+    DIRECTIONS,
+    FORWARD,
+    GRAD_INPUTS,
+    GRAD_WEIGHTS,
+    Way,
+    two_threads,
+)
+from tests.cpu.test_conv import PAIRS, operands
+from tests.oracle import ConvCase, assert_close, run_op
 
 
 def make_case(
@@ -70,31 +74,15 @@ def chosen(case: ConvCase, index: int, dtype: str = "float32", algo: str = "auto
         return plans.choice(algo)
 
 
-def check(case: ConvCase, index: int) -> None:
-    backend, abstract = PAIRS[index]
-    arrays = operands(case, index, "float32")
-    out = run_op(backend(**case.params, algo="depthwise"), *arrays)
-    assert_sums_close(out, abstract(**case.params), arrays, bound=2e-6)
-
-
-@DIRECTIONS
-@fuzz(max_examples=60, case=depthwise_cases())
-def test_random(index, case):
-    check(case, index)
-
-
-@DIRECTIONS
-@fuzz(max_examples=20, case=depthwise_cases(), seed=st.integers(0, 2**32 - 1))
-def test_strides(index, case, seed):
-    rng = np.random.default_rng(seed)
-    backend = PAIRS[index][0](**case.params, algo="depthwise")
-    arrays = operands(case, index, "float32")
-    strided = tuple(restrided(rng, a) if a.dtype.kind == "f" else a for a in arrays)
-    reference = run_op(backend, *arrays)
-    np.testing.assert_array_equal(run_op(backend, *strided), reference)
-    out = restrided(rng, np.full(reference.shape, np.nan, "float32"))
-    run_into(backend, out, *strided)
-    np.testing.assert_array_equal(out, reference)
+WAY = Way(
+    "depthwise",
+    lambda index: depthwise_cases(),
+    repeated=lambda index: [
+        (make_case(5, 7, size), make_case(4, 8, (20, 24), 5)) for size in ((14, 14), (30, 33))
+    ],
+    spoilt=lambda index: make_case(3, 5, (15, 16)),
+    bound=2e-6,
+)
 
 
 @DIRECTIONS
@@ -109,24 +97,7 @@ def test_strides(index, case, seed):
     ids=lambda case: "x".join(map(str, case.img_shape)),
 )
 def test_shapes(index, case):
-    check(case, index)
-
-
-@DIRECTIONS
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [(14, 14), (30, 33)], ids=str)
-def test_repeats_bit_by_bit(index, threads, size):
-    ONEDNN.library.omp_set_num_threads(threads)
-    case, other = make_case(5, 7, size), make_case(4, 8, (20, 24), 5)
-    backend, large = (PAIRS[index][0](**made.params, algo="depthwise") for made in (case, other))
-    arrays = operands(case, index, "float32")
-    poisoned = [a * np.nan if a.dtype.kind == "f" else a for a in operands(other, index, "float32")]
-    first = run_op(backend, *arrays)
-    for _ in range(3):
-        # The scratch memory may contain results of another call.
-        assert np.isnan(run_op(large, *poisoned)).all()
-        assert run_op(backend, *arrays).tobytes() == first.tobytes()
-    assert_close(first, run_op(PAIRS[index][1](**case.params), *in_double(arrays)))
+    WAY.check(case, index)
 
 
 def without_border(case: ConvCase, index: int, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -155,7 +126,7 @@ def without_border(case: ConvCase, index: int, first: np.ndarray, second: np.nda
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("width", [9, 25])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_not_finite(index, stride, width, value):
+def test_zeros_around_the_image_make_no_nan(index, stride, width, value):
     """Neither operand's infinities become NaN where the border is multiplied."""
     case = make_case(2, 3, (8, width), 3, stride)
     backend = PAIRS[index][0](**case.params, algo="depthwise")

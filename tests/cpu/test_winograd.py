@@ -1,9 +1,8 @@
-"""Winograd convolution: when it is used, accuracy against the float64 oracle, repeatability."""
+"""Winograd convolution: when it is used, accuracy; test_own_ways.py has further tests."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,34 +13,22 @@ from hypothesis import strategies as st
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.errors import DnnValueError
 from dnnops.runtime.build import ONEDNN
-from dnnops.runtime.op import _describe, empty_tensors, make_context, operand_access
-from tests.cpu.test_conv import PAIRS, in_double, operands, restrided
+from tests.cpu.own_ways import (  # noqa: F401
+    DIRECTIONS,
+    GRAD_INPUTS,
+    GRAD_WEIGHTS,
+    THREADS,
+    Way,
+    tensors,
+    two_threads,
+)
+from tests.cpu.test_conv import PAIRS, in_double, operands
 from tests.oracle import ConvCase, assert_close, fuzz, run_op
 
-THREADS = 2
 #: Smallest number of 4 x 4 output tiles per thread.
 TILES = 24 * THREADS
-GRAD_INPUTS = 1
 
 needs_avx512 = pytest.mark.needs("avx512")
-
-DIRECTIONS = pytest.mark.parametrize("index", range(3), ids=[pair[0].__name__ for pair in PAIRS])
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    """Run with two threads everywhere, because the number of threads decides whether it is used."""
-    before = ONEDNN.library.omp_get_max_threads()
-    ONEDNN.library.omp_set_num_threads(THREADS)
-    yield
-    ONEDNN.library.omp_set_num_threads(before)
-
-
-def tensors(node: Any, arrays: tuple) -> ctypes.Array:
-    described = empty_tensors(len(arrays))
-    for variable, array, tensor in zip(node.inputs, arrays, described, strict=True):
-        _describe(operand_access(variable.type), array, variable.type.dtype, tensor)
-    return described
 
 
 def uses_winograd(op: Any, *arrays: np.ndarray) -> bool:
@@ -51,20 +38,6 @@ def uses_winograd(op: Any, *arrays: np.ndarray) -> bool:
     )
     assert answer in (0, 1)
     return bool(answer)
-
-
-def run_into(op: Any, out: np.ndarray, *arrays: np.ndarray) -> None:
-    """Compute into an array of any strides, which `perform` never does."""
-    node = op.make_node(*arrays)
-    words, context, result = op.words, make_context(0, 0), empty_tensors(1)[0]
-    _describe(operand_access(node.outputs[0].type), out, out.dtype.name, result)
-    status = ONEDNN.library.dnnops_onednn_conv(
-        ctypes.byref(context),
-        ctypes.c_void_p(words.ctypes.data),
-        tensors(node, arrays),
-        ctypes.byref(result),
-    )
-    assert status == 0
 
 
 def make_case(
@@ -115,35 +88,33 @@ def winograd_cases(draw: st.DrawFn, index: int) -> ConvCase:
     )
 
 
+def unspoilt(index: int, finite: np.ndarray) -> np.ndarray:
+    """Return where no tile of 6 x 6 inputs, or no filter's sums, contain a spoilt pixel."""
+    far = np.ones(finite.shape, bool)
+    if index == GRAD_WEIGHTS:
+        far[:, 3] = False
+    else:
+        far[2, :, 0:12, 0:12] = False
+    return far
+
+
+WAY = Way(
+    "winograd",
+    winograd_cases,
+    repeated=lambda index: [
+        (make_case(index, 9, (40, 33), (18, 15)), make_case(index, 8, (64, 48), (16, 20)))
+    ],
+    spoilt=lambda index: make_case(index, 6, (20, 24), (15, 16)),
+    unspoilt=unspoilt,
+    cancels=False,
+)
+
+
 def check(case: ConvCase, index: int, used: bool = True) -> None:
     backend, abstract = (cls(**case.params) for cls in PAIRS[index])
     arrays = operands(case, index, "float32")
     assert uses_winograd(backend, *arrays) == used
     assert_close(run_op(backend, *arrays), run_op(abstract, *in_double(arrays)), allow_zero=True)
-
-
-@needs_avx512
-@DIRECTIONS
-@fuzz(max_examples=40, data=st.data())
-def test_random(index, data):
-    check(data.draw(winograd_cases(index)), index)
-
-
-@needs_avx512
-@DIRECTIONS
-@fuzz(max_examples=20, data=st.data(), seed=st.integers(0, 2**32 - 1))
-def test_strides(index, data, seed):
-    case = data.draw(winograd_cases(index))
-    backend, abstract = (cls(**case.params) for cls in PAIRS[index])
-    arrays = operands(case, index, "float32")
-    rng = np.random.default_rng(seed)
-    strided = tuple(restrided(rng, a) if a.dtype.kind == "f" else a for a in arrays)
-    reference = run_op(abstract, *in_double(arrays))
-    assert uses_winograd(backend, *strided)
-    assert_close(run_op(backend, *strided), reference, allow_zero=True)
-    out = restrided(rng, np.full(reference.shape, np.nan, "float32"))
-    run_into(backend, out, *strided)
-    assert_close(out, reference, allow_zero=True)
 
 
 @needs_avx512
@@ -178,49 +149,21 @@ def test_many_tiles_are_accurate(index):
 
 @needs_avx512
 @DIRECTIONS
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
-def test_repeats_bit_by_bit(index, threads):
-    ONEDNN.library.omp_set_num_threads(threads)
-    case, other = make_case(index, 9, (40, 33), (18, 15)), make_case(index, 8, (64, 48), (16, 20))
-    backend = PAIRS[index][0](**case.params)
-    arrays, others = (operands(made, index, "float32") for made in (case, other))
-    assert uses_winograd(backend, *arrays)
-    first = run_op(backend, *arrays)
-    for _ in range(5):
-        # The scratch memory may contain results of another call.
-        poisoned = [a * np.nan if a.dtype.kind == "f" else a for a in others]
-        assert np.isnan(run_op(backend, *poisoned)).all()
-        assert run_op(backend, *arrays).tobytes() == first.tobytes()
-    reference = run_op(PAIRS[index][1](**case.params), *in_double(arrays))
-    assert_close(first, reference)
+@fuzz(max_examples=60, data=st.data())
+def test_used_above_the_thresholds(index, data):
+    case = data.draw(winograd_cases(index))
+    assert uses_winograd(PAIRS[index][0](**case.params), *operands(case, index, "float32"))
 
 
 @needs_avx512
 @DIRECTIONS
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_not_finite(index, value):
-    """Non-finite numbers spread at least as far as in a convolution, but not to other images."""
-    case = make_case(index, 6, (20, 24), (15, 16))
-    backend, abstract = (cls(**case.params) for cls in PAIRS[index])
-    arrays = operands(case, index, "float32")
-    clean = run_op(backend, *arrays)
-    spoilt = tuple(a.copy() for a in arrays)
-    which = 1 if index == GRAD_INPUTS else 0
-    spoilt[which][2, 3, 5, 6] = value
-    assert uses_winograd(backend, *spoilt)
-    result = run_op(backend, *spoilt)
-    with np.errstate(invalid="ignore"):
-        reference = run_op(abstract, *in_double(spoilt))
-    assert not np.isfinite(result[~np.isfinite(reference)]).any()
-    assert not np.isfinite(reference).all()
-    # The pixel lies in the 6 x 6 inputs of these tiles, or in these filters' sums.
-    far = np.ones(result.shape, bool)
-    if index == 2:
-        far[:, 3] = False
-    else:
-        far[2, :, 0:12, 0:12] = False
-    np.testing.assert_array_equal(result[far], clean[far])
-    np.testing.assert_array_equal(run_op(backend, *arrays), clean)
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_used_with_enough_tiles_per_thread(index, threads):
+    ONEDNN.library.omp_set_num_threads(threads)
+    for batch in (2 * threads - 1, 2 * threads):  # of 12 tiles each
+        case = make_case(index, batch, (40, 33), (12, 16))
+        used = uses_winograd(PAIRS[index][0](**case.params), *operands(case, index, "float32"))
+        assert used == (batch == 2 * threads)
 
 
 @needs_avx512

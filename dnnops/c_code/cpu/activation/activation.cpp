@@ -1,6 +1,7 @@
 // Activations with an exponential, which compiled elementwise code computes slowly, in dnnops loops. oneDNN's
 // versions lose the last digits, most of them near 0, and do not support float64.
 #include "../../common/op.hpp"
+#include "../../common/shapes.hpp"
 #include "../base/elementary.hpp"
 #include "../base/pieces.hpp"
 

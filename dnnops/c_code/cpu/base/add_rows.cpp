@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "../../common/op.hpp"
-#include "pieces.hpp"
 #include "plan.hpp"
+#include "rounding.hpp"
 
 namespace dnnops {
 namespace {
@@ -54,7 +54,7 @@ void add(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0], &output = call.outputs[0];
   // Nothing is written if an index is out of bounds.
   const std::vector<int64_t> selected = rows_of(call.inputs[2], x.shape[0]);
-  const int64_t count = element_count(x.shape, x.ndim), width = element_count(x.shape + 1, x.ndim - 1);
+  const int64_t width = element_count(x.shape + 1, x.ndim - 1);
   std::vector<T> copied_rows, copied_sums;
   const T *const rows = dense<T>(call.inputs[1], copied_rows);
   T *sums;
@@ -65,7 +65,7 @@ void add(const OpCall<Params> &call) {
     pack(x, sums, false);
   }
   constexpr int64_t kLeast = 16384, kLine = 64 / sizeof(T);
-  const int64_t lines = (width + kLine - 1) / kLine;
+  const int64_t lines = ceil_div(width, kLine);
   const int64_t threads = std::clamp<int64_t>(width * (int64_t)selected.size() / kLeast, 1,
                                               std::max<int64_t>(1, std::min(lines, thread_count())));
 #pragma omp parallel for if (threads > 1)
@@ -79,10 +79,7 @@ void add(const OpCall<Params> &call) {
       for (int64_t j = begin; j < end; ++j) sum[j] += row[j];
     }
   }
-  if (sums == static_cast<T *>(output.data)) return;
-  const Pieces<T> target(output);
-  for (int64_t begin = 0; begin < count; begin += kPiece)
-    target.finish(begin, std::min(kPiece, count - begin), sums + begin);
+  if (sums != static_cast<T *>(output.data)) unpack(sums, output, false);
 }
 
 void run(const OpCall<Params> &call) {

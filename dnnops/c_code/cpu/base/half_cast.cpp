@@ -1,5 +1,6 @@
 // float16 from and to float32, in arithmetic that compilers vectorize on any processor.
 #include "../../common/op.hpp"
+#include "../../common/shapes.hpp"
 #include "elementary.hpp"
 #include "pieces.hpp"
 

@@ -6,6 +6,9 @@
 
 namespace dnnops {
 
+// Whether elements are adjacent, in C order, and aligned.
+bool is_contiguous(const dnnops_tensor &tensor);
+
 // Copies an array of any strides and dtype into a contiguous one, optionally reversing the spatial axes of
 // each filter.
 void pack(const dnnops_tensor &from, void *to, bool flip_spatial);

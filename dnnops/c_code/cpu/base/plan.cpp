@@ -85,15 +85,6 @@ void contiguous_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {
   }
 }
 
-bool is_contiguous(const dnnops_tensor &tensor) {
-  int64_t step = item_size(tensor.dtype);
-  for (int64_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != step) return false;
-    step *= tensor.shape[i];
-  }
-  return reinterpret_cast<uintptr_t>(tensor.data) % item_size(tensor.dtype) == 0;
-}
-
 bool nest_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {
   int64_t order[DNNOPS_MAX_NDIM], count = 0;
   for (int64_t i = 0; i < ndim; ++i)

@@ -48,8 +48,6 @@ dnnl_data_type_t dnnl_dtype(int64_t dtype);
 MemoryDesc memory_desc(int64_t ndim, const int64_t *shape, const int64_t *strides);
 void contiguous_strides(int64_t ndim, const int64_t *shape, int64_t *strides);
 
-bool is_contiguous(const dnnops_tensor &tensor);
-
 // Gets element strides that oneDNN can address. Returns false if the array must be packed.
 bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides);
 

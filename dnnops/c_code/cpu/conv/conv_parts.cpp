@@ -5,6 +5,7 @@
 
 #include "../../common/shapes.hpp"
 #include "../base/plan.hpp"
+#include "../base/rounding.hpp"
 
 namespace dnnops {
 
@@ -22,7 +23,7 @@ int64_t parts_of(const ConvProblem &problem, const dnnops_tensor &output) {
   const int64_t images = size * (element_count(problem.image, problem.ndim) + element_count(problem.top, problem.ndim));
   const int64_t filters = size * element_count(problem.filters, problem.ndim);
   const int64_t wanted = std::max(BYTES_PER_THREAD * thread_count(), IMAGES_PER_FILTERS * filters);
-  return std::clamp<int64_t>((images + wanted - 1) / wanted, 1, batch);
+  return std::clamp<int64_t>(ceil_div(images, wanted), 1, batch);
 }
 
 // The images from one on.

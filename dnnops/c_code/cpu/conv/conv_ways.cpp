@@ -4,19 +4,11 @@
 #include <cstring>
 
 #include "../base/plan.hpp"
-#include "conv_depthwise.hpp"
-#include "conv_product.hpp"
-#include "winograd.hpp"
 
 namespace dnnops {
 
 const std::array<OwnWay, 3> &own_ways() {
-  static const std::array<OwnWay, 3> ways = {{
-      {ConvWay::WINOGRAD, "winograd", winograd_obstacle, winograd_drawback, conv_winograd, winograd_scratch_bytes},
-      {ConvWay::PRODUCT, "product", product_obstacle, product_drawback, conv_product, product_scratch_bytes},
-      {ConvWay::DEPTHWISE, "depthwise", depthwise_obstacle, depthwise_drawback, conv_depthwise,
-       depthwise_scratch_bytes},
-  }};
+  static const std::array<OwnWay, 3> ways = {{winograd_way, product_way, depthwise_way}};
   return ways;
 }
 

@@ -22,10 +22,13 @@ struct OwnWay {
   // Why it is not used for a problem that it can compute, because oneDNN is faster; null if it is used.
   const char *(*drawback)(const ConvProblem &problem);
   void (*compute)(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
+  // The scratch memory that compute() needs.
   int64_t (*scratch_bytes)(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output);
 
   bool suits(const ConvProblem &problem) const { return !obstacle(problem) && !drawback(problem); }
 };
+// Each is defined in a folder of its own.
+extern const OwnWay winograd_way, product_way, depthwise_way;
 const std::array<OwnWay, 3> &own_ways();
 const OwnWay &own_way(ConvWay way);
 

@@ -2,6 +2,7 @@
 #include "philox.hpp"
 #include "../../common/op.hpp"
 #include "../base/pieces.hpp"
+#include "../base/plan.hpp"
 
 namespace dnnops {
 namespace {

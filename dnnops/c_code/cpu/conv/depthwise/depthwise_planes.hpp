@@ -10,12 +10,10 @@
 
 #include <omp.h>
 
+#include "../../base/rounding.hpp"
 #include "depthwise_simd.hpp"
 
 namespace dnnops::depthwise {
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 // A depthwise convolution as a correlation: top(y, x) is the sum of taps(i, j) * image(y * stride + i - pad[0],
 // x * stride + j - pad[1]). Each array is contiguous; the image or the top may be the one that is computed.

@@ -1,8 +1,11 @@
-#include "conv_depthwise.hpp"
-
-#include "../base/huge_pages.hpp"
-#include "../base/pieces.hpp"
-#include "../base/plan.hpp"
+// Depthwise convolution, with one channel per group, forward and both gradients, in loops over planes of the plain
+// layout.
+//
+// An infinity or NaN affects the same outputs as in a convolution that skips the border. The same number of threads
+// gives the same bits.
+#include "../../base/huge_pages.hpp"
+#include "../conv_ways.hpp"
+#include "../own_scratch.hpp"
 #include "depthwise_planes.hpp"
 
 namespace dnnops {
@@ -10,16 +13,17 @@ namespace {
 
 using depthwise::Planes;
 
-// The computation of a problem, and the scratch memory that it needs: that of the loops, then the taps, then copies of
-// operands that are not contiguous.
+// The computation of a problem, and the scratch memory that it needs.
 struct Work {
   Planes planes;
   void (*compute)(const Planes &, float *);
-  bool copies[3];  // two inputs and the output
-  bool flips;      // whether the taps are the filters in reverse
-  int64_t copies_at[3], taps_at, floats;
+  bool flips;  // whether the taps are the filters in reverse
+  Layout layout;
+  Operands operands;
+  int64_t loops_at, taps_at;
 
-  Work(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
+  Work(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output)
+      : operands(inputs, output, layout) {
     const ConvGeometry &geometry = problem.geometry;
     const bool as_forward = problem.direction == CONV_GRAD_INPUTS && geometry.stride[0] == 1;
     planes = {};
@@ -36,27 +40,15 @@ struct Work {
     flips = (geometry.filter_flip != 0) != as_forward;
     if (problem.direction == CONV_GRAD_WEIGHTS) {
       compute = depthwise::sum_products;
-      floats = depthwise::sum_products_scratch(planes);
+      loops_at = layout.add(depthwise::sum_products_scratch(planes));
     } else if (problem.direction == CONV_GRAD_INPUTS && !as_forward) {
       compute = depthwise::spread;
-      floats = depthwise::spread_scratch(planes);
+      loops_at = layout.add(depthwise::spread_scratch(planes));
     } else {
       compute = depthwise::correlate;
-      floats = depthwise::correlate_scratch(planes);
+      loops_at = layout.add(depthwise::correlate_scratch(planes));
     }
-    taps_at = add(planes.channels * planes.tap_count());
-    const dnnops_tensor *tensors[3] = {&inputs[0], &inputs[1], &output};
-    for (int i = 0; i < 3; ++i) {
-      copies[i] = !is_contiguous(*tensors[i]);
-      copies_at[i] = copies[i] ? add(element_count(tensors[i]->shape, 4)) : 0;
-    }
-  }
-
- private:
-  int64_t add(int64_t count) {
-    const int64_t at = floats = depthwise::round_up(floats, 16);
-    floats += count;
-    return at;
+    taps_at = layout.add(planes.channels * planes.tap_count());
   }
 };
 
@@ -66,8 +58,6 @@ void copy_taps(const Planes &planes, bool flips, const float *from, float *to) {
   for (int64_t channel = 0; channel < planes.channels; ++channel, from += count, to += count)
     for (int64_t i = 0; i < count; ++i) to[i] = from[flips ? count - 1 - i : i];
 }
-
-}  // namespace
 
 const char *depthwise_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
@@ -103,16 +93,10 @@ const char *depthwise_drawback(const ConvProblem &problem) {
 void conv_depthwise(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   Work work(problem, inputs, output);
   Planes &planes = work.planes;
-  float *const scratch = reinterpret_cast<float *>(thread_scratch(work.floats * sizeof(float)));
-  float *data[3], *const taps = scratch + work.taps_at;
-  for (int i = 0; i < 2; ++i) {
-    data[i] = work.copies[i] ? scratch + work.copies_at[i] : static_cast<float *>(inputs[i].data);
-    if (work.copies[i]) pack(inputs[i], data[i], false);
-  }
-  const int64_t count = element_count(output.shape, 4);
-  const Pieces<float> result(output);
-  data[2] = result.target(0, scratch + work.copies_at[2]);
-  prefer_huge_pages(data[2], count * (int64_t)sizeof(float));
+  float *const scratch = work.layout.allocate(), *const taps = scratch + work.taps_at;
+  work.operands.read(scratch);
+  float *const *const data = work.operands.data;
+  prefer_huge_pages(data[2], element_count(output.shape, 4) * (int64_t)sizeof(float));
   planes.taps = taps;
   planes.image = data[0];
   planes.top = data[2];
@@ -127,13 +111,19 @@ void conv_depthwise(const ConvProblem &problem, const dnnops_tensor *inputs, con
   } else {
     planes.top = data[1];
   }
-  work.compute(planes, scratch);
+  work.compute(planes, scratch + work.loops_at);
   if (problem.direction == CONV_GRAD_WEIGHTS) copy_taps(planes, work.flips, taps, data[2]);
-  result.finish(0, count, data[2]);
+  work.operands.write();
 }
 
 int64_t depthwise_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
-  return Work(problem, inputs, output).floats * (int64_t)sizeof(float);
+  return Work(problem, inputs, output).layout.bytes();
 }
+
+}  // namespace
+
+const OwnWay depthwise_way = {
+    ConvWay::DEPTHWISE, "depthwise", depthwise_obstacle, depthwise_drawback, conv_depthwise, depthwise_scratch_bytes,
+};
 
 }  // namespace dnnops

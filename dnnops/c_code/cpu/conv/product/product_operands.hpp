@@ -4,12 +4,9 @@
 
 #include <algorithm>
 
-#include "../base/pieces.hpp"
-#include "../base/plan.hpp"
+#include "../own_scratch.hpp"
 
 namespace dnnops::product {
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Images as matrices of channels by pixels for dnnl_sgemm, which reads them transposed if channels come last.
 struct Matrices {
@@ -39,21 +36,6 @@ inline bool as_matrices(const dnnops_tensor &tensor, Matrices &matrices) {
   if (tensor.shape[1] == 1) matrices.channel = matrices.pixel == 1 ? std::max<int64_t>(next, 1) : 1;
   return matrices.pixel == 1 || matrices.channel == 1;
 }
-
-// The scratch memory of a call, in floats.
-class Layout {
- public:
-  int64_t add(int64_t floats) {
-    const int64_t offset = size_;
-    size_ += ceil_div(floats, 16) * 16;
-    return offset;
-  }
-  int64_t size() const { return size_; }
-  int64_t bytes() const { return size_ * (int64_t)sizeof(float); }
-
- private:
-  int64_t size_ = 0;
-};
 
 // An array that is used in place if its strides permit, and otherwise as a contiguous copy.
 struct Array {
@@ -85,9 +67,7 @@ struct Array {
     if (!in_place) pack(tensor, matrices.data, false);
   }
   void write() const {
-    if (in_place) return;
-    const Pieces<float> target(tensor);
-    by_pieces(size(), [&](int64_t begin, int64_t count) { target.finish(begin, count, matrices.data + begin); });
+    if (!in_place) unpack(matrices.data, tensor, false);
   }
 };
 

@@ -1,5 +1,11 @@
-#include "winograd.hpp"
-
+// Convolution with 3 x 3 float32 filters by Winograd's F(4 x 4, 3 x 3), forward and both gradients.
+//
+// A tile of 4 x 4 outputs takes 36 multiplications per pair of channels instead of 144. S. Winograd,
+// Arithmetic Complexity of Computations (1980); A. Lavin and S. Gray, Fast Algorithms for Convolutional
+// Neural Networks (CVPR 2016).
+//
+// A pixel that is not finite affects all outputs of the tiles that read it, including some that a direct
+// convolution would not affect. The same number of threads gives the same bits.
 #include <algorithm>
 
 #ifdef _OPENMP
@@ -7,15 +13,14 @@
 #endif
 #include <sys/mman.h>
 
-#include "conv_params.hpp"
-#include "../base/plan.hpp"
+#include "../conv_ways.hpp"
+#include "../own_scratch.hpp"
 #include "winograd_filters.hpp"
 #include "winograd_gemm.hpp"
 #include "winograd_tiles.hpp"
 
 namespace dnnops {
 namespace {
-
 
 #ifdef __AVX512F__
 using namespace winograd;
@@ -75,56 +80,18 @@ struct Cut {
   }
 };
 
-// Pieces of one block of scratch memory, in floats.
-class Layout {
- public:
-  int64_t add(int64_t floats) {
-    const int64_t offset = size_;
-    size_ += ceil_div(floats, kLanes) * kLanes;
-    return offset;
-  }
-  int64_t size() const { return size_; }
-  int64_t bytes() const { return size_ * (int64_t)sizeof(float); }
-  float *allocate() const {
-    const size_t bytes = this->bytes();
-    char *data = thread_scratch(bytes);
+// The block of scratch memory of a call.
+float *allocate(const Layout &layout) {
+  float *data = layout.allocate();
 #ifdef MADV_HUGEPAGE
-    // Positions are far apart, so with small pages each would need its own TLB entry. Huge pages make 512 to
-    // 512 channels 8 % faster.
-    const uintptr_t page = 4096, first = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-    if (bytes > 2 * page) madvise(reinterpret_cast<void *>(first), bytes - page, MADV_HUGEPAGE);
+  // Positions are far apart, so with small pages each would need its own TLB entry. Huge pages make 512 to
+  // 512 channels 8 % faster.
+  constexpr int64_t kPage = 4096;
+  const int64_t first = round_up(reinterpret_cast<int64_t>(data), kPage);
+  if (layout.bytes() > 2 * kPage) madvise(reinterpret_cast<void *>(first), layout.bytes() - kPage, MADV_HUGEPAGE);
 #endif
-    return reinterpret_cast<float *>(data);
-  }
-
- private:
-  int64_t size_ = 0;
-};
-
-// The operands as contiguous arrays, copied to scratch memory where necessary.
-struct Operands {
-  const dnnops_tensor *tensors[3];  // two inputs and the output
-  bool copied[3];
-  int64_t offsets[3] = {0, 0, 0};
-  float *data[3];
-
-  Operands(const dnnops_tensor *inputs, const dnnops_tensor &output, Layout &layout)
-      : tensors{&inputs[0], &inputs[1], &output} {
-    for (int i = 0; i < 3; ++i) {
-      copied[i] = !is_contiguous(*tensors[i]);
-      if (copied[i]) offsets[i] = layout.add(element_count(tensors[i]->shape, 4));
-    }
-  }
-  void read(float *scratch) {
-    for (int i = 0; i < 3; ++i) {
-      data[i] = copied[i] ? scratch + offsets[i] : static_cast<float *>(tensors[i]->data);
-      if (copied[i] && i < 2) pack(*tensors[i], data[i], false);
-    }
-  }
-  void write() const {
-    if (copied[2]) unpack(data[2], *tensors[2], false);
-  }
-};
+  return data;
+}
 
 Images images_of(const int64_t *shape, float *data = nullptr) { return {data, shape[1], shape[2], shape[3]}; }
 
@@ -162,7 +129,7 @@ int64_t correlate(const ConvProblem &problem, const dnnops_tensor *inputs, const
   const int64_t pixels_at = own.add(strip_pixels(cut.max_rows(), cut.max_columns()));
   const int64_t own_at = layout.add(threads * own.size());
   if (purpose == Purpose::SIZE) return layout.bytes();
-  float *scratch = layout.allocate();
+  float *scratch = allocate(layout);
   operands.read(scratch);
   in.data = operands.data[forward ? 0 : 1];
   filters.data = operands.data[forward ? 1 : 0];
@@ -215,7 +182,7 @@ int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, co
   const int64_t sums_at = own.add(kPositions * position_stride);
   const int64_t own_at = layout.add(parts * own.size());
   if (purpose == Purpose::SIZE) return layout.bytes();
-  float *scratch = layout.allocate();
+  float *scratch = allocate(layout);
   operands.read(scratch);
   image.data = operands.data[0];
   top.data = operands.data[1];
@@ -250,11 +217,7 @@ int64_t grad_weights(const ConvProblem &problem, const dnnops_tensor *inputs, co
   operands.write();
   return layout.bytes();
 }
-#endif  // __AVX512F__
 
-}  // namespace
-
-#ifdef __AVX512F__
 const char *winograd_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
   if (geometry.spatial_ndim != 2) return "it requires two spatial axes";
@@ -293,13 +256,11 @@ const char *winograd_drawback(const ConvProblem &problem) {
   return nullptr;
 }
 
-namespace {
 int64_t convolve(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output,
                  Purpose purpose) {
   const bool by_weights = problem.direction == CONV_GRAD_WEIGHTS;
   return (by_weights ? grad_weights : correlate)(problem, inputs, output, purpose);
 }
-}  // namespace
 
 void conv_winograd(const ConvProblem &problem, const dnnops_tensor *inputs, const dnnops_tensor &output) {
   convolve(problem, inputs, output, Purpose::COMPUTE);
@@ -320,6 +281,12 @@ void conv_winograd(const ConvProblem &problem, const dnnops_tensor *, const dnno
 int64_t winograd_scratch_bytes(const ConvProblem &, const dnnops_tensor *, const dnnops_tensor &) { return 0; }
 #endif
 
+}  // namespace
+
+const OwnWay winograd_way = {
+    ConvWay::WINOGRAD, "winograd", winograd_obstacle, winograd_drawback, conv_winograd, winograd_scratch_bytes,
+};
+
 }  // namespace dnnops
 
 // Whether dnnops_onednn_conv() uses Winograd for these arguments: 1 or 0, or -1 if the arguments are invalid.
@@ -329,7 +296,7 @@ DNNOPS_EXPORT int dnnops_onednn_conv_uses_winograd(const int64_t *params, const 
     const dnnops::ConvParams &wanted = dnnops::params_of<dnnops::ConvParams>(params);
     const dnnops::ConvProblem problem = dnnops::problem_of(wanted, inputs);
     uses = inputs[0].dtype == DNNOPS_FLOAT32 && wanted.algorithm == dnnops::ALGORITHM_AUTO &&
-           !dnnops::winograd_obstacle(problem) && !dnnops::winograd_drawback(problem);
+           dnnops::winograd_way.suits(problem);
   });
   return status == DNNOPS_OK ? uses : -1;
 }

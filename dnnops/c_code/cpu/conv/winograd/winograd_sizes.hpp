@@ -2,7 +2,7 @@
 #ifndef DNNOPS_ONEDNN_WINOGRAD_SIZES_HPP
 #define DNNOPS_ONEDNN_WINOGRAD_SIZES_HPP
 
-#include <cstdint>
+#include "../../base/rounding.hpp"
 
 namespace dnnops::winograd {
 
@@ -12,7 +12,6 @@ constexpr int kPatch = kTile + kTaps - 1;    // inputs of a tile
 constexpr int kPositions = kPatch * kPatch;  // of a transformed tile
 constexpr int kLanes = 16;                   // floats of a vector: a block of channels
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t blocks_of(int64_t channels) { return ceil_div(channels, kLanes); }
 
 }  // namespace dnnops::winograd

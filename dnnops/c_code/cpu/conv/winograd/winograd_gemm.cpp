@@ -53,8 +53,8 @@ TilesByFilters kernel_for(int64_t tiles, int64_t blocks, std::integer_sequence<i
 
 // The size of the next part when `rest` is cut into nearly equal parts.
 int64_t next_part(int64_t rest, int64_t largest) {
-  const int64_t parts = (rest + largest - 1) / largest;
-  return (rest + parts - 1) / parts;
+  const int64_t parts = ceil_div(rest, largest);
+  return ceil_div(rest, parts);
 }
 
 constexpr int kSumChannels = 8;  // divides 16, so that their distance is constant

@@ -1,12 +1,18 @@
-#include "conv_product.hpp"
-
+// Convolution with float32 filters of one pixel as matrix products in the plain layout, forward and both
+// gradients.
+//
+// A contiguous image is a matrix of channels by pixels, and so is its output: the filters times it. oneDNN's
+// convolutions would first reorder the arrays into blocks of channels, which takes longer than the products.
+// The same number of threads gives the same bits.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include <omp.h>
 
-#include "../base/huge_pages.hpp"
+#include "../../base/huge_pages.hpp"
+#include "../../base/pieces.hpp"
+#include "../conv_ways.hpp"
 #include "narrow_product.hpp"
 #include "product_operands.hpp"
 
@@ -138,7 +144,7 @@ class Correlation {
   int64_t scratch_bytes() const { return layout_.bytes(); }
 
   void compute() {
-    scratch_ = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    scratch_ = layout_.allocate();
     in_.read(scratch_);
     filters_.read(scratch_);
     out_.place(scratch_);
@@ -253,7 +259,7 @@ class GradWeights {
   int64_t scratch_bytes() const { return layout_.bytes(); }
 
   void compute() {
-    float *const scratch = reinterpret_cast<float *>(thread_scratch(layout_.bytes()));
+    float *const scratch = layout_.allocate();
     image_.read(scratch);
     top_.read(scratch);
     result_.place(scratch);
@@ -311,8 +317,6 @@ class GradWeights {
   Products product_;
 };
 
-}  // namespace
-
 const char *product_obstacle(const ConvProblem &problem) {
   const ConvGeometry &geometry = problem.geometry;
   for (int64_t i = 0; i < geometry.spatial_ndim; ++i) {
@@ -348,5 +352,11 @@ int64_t product_scratch_bytes(const ConvProblem &problem, const dnnops_tensor *i
   return problem.direction == CONV_GRAD_WEIGHTS ? GradWeights(problem, inputs, output).scratch_bytes()
                                                 : Correlation(problem, inputs, output).scratch_bytes();
 }
+
+}  // namespace
+
+const OwnWay product_way = {
+    ConvWay::PRODUCT, "product", product_obstacle, product_drawback, conv_product, product_scratch_bytes,
+};
 
 }  // namespace dnnops
