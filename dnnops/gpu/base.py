@@ -36,6 +36,7 @@ __all__ = [
     "TAKES_CONTIGUOUS",
     "TAKES_GAPS",
     "TAKES_MATRIX",
+    "TAKES_PIXELS",
     "TAKES_ROWS",
     "CudnnOp",
     "StreamAddress",
@@ -58,7 +59,7 @@ __all__ = [
 
 # As in dnnops_cudnn_emit.h: the layouts in which an operand is used without a copy.
 TAKES_CONTIGUOUS, TAKES_CHANNELS_LAST, TAKES_GAPS, TAKES_ROWS, TAKES_MATRIX = 1, 2, 4, 8, 16
-ONLY_ALIGNED = 32
+ONLY_ALIGNED, TAKES_PIXELS = 32, 64
 _ALIGNMENT = 16
 
 
@@ -203,6 +204,8 @@ class CudnnOp(DeviceOp, RuntimeOp):
                     return array
         if layouts & TAKES_ROWS and _has_rows(array):
             return array
+        if layouts & TAKES_PIXELS and _has_pixels(array):
+            return array
         if layouts & TAKES_MATRIX:
             from dnnops.gpuarray.products import has_contiguous_side
 
@@ -288,6 +291,21 @@ def _has_rows(array: Any) -> bool:
     """Return whether the last axis is dense and all strides are positive; mirrors a check in C."""
     positive = all(s > 0 for n, s in zip(array.shape, array.strides, strict=True) if n > 1)
     return positive and (array.shape[-1] <= 1 or array.strides[-1] == array.itemsize)
+
+
+def _has_pixels(array: Any) -> bool:
+    """Return whether channels are adjacent, and pixels have one distance; mirrors a check in C."""
+    if array.ndim < 3 or (array.shape[1] > 1 and array.strides[1] != array.itemsize):
+        return False
+    expected = 0
+    for axis in (*range(array.ndim - 1, 1, -1), 0):
+        length, stride = array.shape[axis], array.strides[axis]
+        if length == 1:
+            continue
+        if stride != expected if expected else stride < array.shape[1] * array.itemsize:
+            return False
+        expected = stride * length
+    return True
 
 
 def device_operand(where: str, name: str, x: Any, device: int) -> Any:

@@ -126,10 +126,15 @@ _PROGRAMS = {
         "gpu/pool/pool_lanes.cuh",
         "gpu/pool/pool_cells_forward.cuh",
     ),
-    "pool_cells_grad": (*_POOL_CELLS, "gpu/pool/pool_cells_grad.cuh"),
+    "pool_cells_grad": (
+        *_POOL_CELLS,
+        "gpu/pool/pool_cells_addend.cuh",
+        "gpu/pool/pool_cells_grad.cuh",
+    ),
     "pool_cells_overlap": (
         *_POOL_CELLS,
         "gpu/pool/pool_lanes.cuh",
+        "gpu/pool/pool_cells_addend.cuh",
         "gpu/pool/pool_cells_overlap.cuh",
     ),
     "reduction": (

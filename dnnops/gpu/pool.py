@@ -67,6 +67,8 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
     __props__ = ("ndim", "mode", "ignore_border", "deterministic", "memory_format")
     function = "dnnops_cudnn_pool"
     is_gradient: ClassVar[bool]
+    #: Whether the last data operand is added to the result.
+    adds: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,6 +125,7 @@ class GpuDnnPoolBase(CudnnOp, GpuPoolOperands):
             int(self.ignore_border),
             int(self.is_gradient),
             int(self.deterministic),
+            int(self.adds),
         ]
 
     def _sibling(self, cls: type[GpuDnnPoolBase]) -> GpuDnnPoolBase:

@@ -21,12 +21,14 @@ _LAUNCH = """
 #include "host_cuda.hpp"
 #include "gpu/pool/pool_cells.hpp"
 using dnnops::pool_cells;
+using dnnops::PoolAddend;
 using dnnops::PoolProblem;
 
 // Returns the number of blocks, or 0 if the kernels do not support the problem.
 extern "C" unsigned describe(const PoolProblem *problem, int gradient, int dtype, int item_bytes,
-                             char *program, char *options) {
-  const dnnops::PoolCells cells = pool_cells(*problem, gradient, dtype, item_bytes);
+                             int addend, char *program, char *options) {
+  const dnnops::PoolCells cells =
+      pool_cells(*problem, gradient, dtype, item_bytes, static_cast<PoolAddend>(addend));
   if (!cells.exist) return 0;
   std::strcpy(program, cells.program);
   std::strcpy(options, cells.options.c_str());
@@ -36,12 +38,15 @@ extern "C" unsigned describe(const PoolProblem *problem, int gradient, int dtype
 
 _ENTRY = """
 extern "C" int run_{number}(const PoolProblem *problem, int dtype, const void *x, const void *gz,
-                            void *result, unsigned seed) {{
+                            void *result, const void *addend, long long addend_pitch,
+                            unsigned seed) {{
   const int item_bytes = (int)sizeof(configuration_{number}::Bits);
   dnnops::PoolCells cells = pool_cells(*problem, gz != nullptr, dtype, item_bytes);
   cells.params.x = x;
   cells.params.gz = gz;
   cells.params.result = result;
+  cells.params.addend = addend;
+  cells.params.addend_pitch = addend_pitch;
   return run_grid(configuration_{number}::{kernel}, cells.params, cells.blocks,
                   (unsigned)dnnops::CELL_THREADS, 0, seed);
 }}
@@ -53,6 +58,10 @@ KERNELS = {
     "pool_cells_grad": "max_pool_cells_grad",
     "pool_cells_overlap": "max_pool_overlap_grad",
 }
+
+
+#: ``PoolAddend``: nothing is added, or an array that is read by elements or by vectors.
+NO_ADDEND, ADDEND_OF_ELEMENTS, ADDEND_OF_VECTORS = range(3)
 
 
 class Configuration(NamedTuple):
@@ -97,12 +106,12 @@ class HostPoolCells:
         return f"{defines}namespace configuration_{number} {{\n{source}\n}}\n{entry}{undefine}"
 
     def describe(
-        self, case: PoolCase, dtype: str, gradient: bool = True
+        self, case: PoolCase, dtype: str, gradient: bool = True, addend: int = NO_ADDEND
     ) -> tuple[int, Configuration]:
         """Return the blocks and configuration of a launch; no blocks if cuDNN takes the case."""
         program, options = (ctypes.create_string_buffer(1024) for _ in range(2))
         item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-        numbers = int(gradient), DTYPE_CODES[dtype], item
+        numbers = int(gradient), DTYPE_CODES[dtype], item, addend
         blocks = self._library.describe(_problem(case), *numbers, program, options)
         return blocks, Configuration(program.value.decode(), options.value.decode())
 
@@ -114,9 +123,20 @@ class HostPoolCells:
         gz: np.ndarray | None,
         out: np.ndarray,
         seed: int,
+        addend: np.ndarray | None = None,
     ) -> None:
-        """Run a kernel on arrays of bits in channels-last order; without `gz`, pool `x`."""
-        number = self._numbers[self.describe(case, dtype, gz is not None)[1]]
-        arrays = (ctypes.c_void_p(a if a is None else a.ctypes.data) for a in (x, gz, out))
+        """Run a kernel on arrays of bits in channels-last order; without `gz`, pool `x`.
+
+        The pixels of `addend` have the same distance in memory.
+        """
+        kind, pitch = NO_ADDEND, 0
+        if addend is not None:
+            aligned = (addend.ctypes.data | addend.strides[-2]) % 16 == 0
+            kind = ADDEND_OF_VECTORS if aligned else ADDEND_OF_ELEMENTS
+            pitch = addend.strides[-2] // addend.itemsize
+        number = self._numbers[self.describe(case, dtype, gz is not None, kind)[1]]
+        arrays = (a if a is None else a.ctypes.data for a in (x, gz, out, addend))
+        pointers = map(ctypes.c_void_p, arrays)
         run = getattr(self._library, f"run_{number}")
-        assert run(_problem(case), DTYPE_CODES[dtype], *arrays, ctypes.c_uint(seed)) == 0
+        words = ctypes.c_longlong(pitch), ctypes.c_uint(seed)
+        assert run(_problem(case), DTYPE_CODES[dtype], *pointers, *words) == 0

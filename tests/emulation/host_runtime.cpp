@@ -16,6 +16,12 @@ const char *cudaGetErrorString(cudaError_t) { return "none"; }
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyKind, cudaStream_t) {
   return std::memcpy(to, from, size), cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t) {
+  for (size_t row = 0; row < height; ++row)
+    std::memcpy(static_cast<char *>(to) + row * to_pitch, static_cast<const char *>(from) + row * from_pitch, width);
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t) {
   return std::memset(to, value, size), cudaSuccess;
 }

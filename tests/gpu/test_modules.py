@@ -22,6 +22,7 @@ from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpu.fused.conv_activation import GpuDnnConvActivation
 from dnnops.gpu.fused.dense import GpuDense
 from dnnops.gpu.fused.folded_filters import GpuFoldBatchNorm
+from dnnops.gpu.fused.pool_sum import GpuDnnPoolGradSum
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
@@ -44,6 +45,7 @@ def outputs():
     yield GpuDnnConvGradW()(x, top, [3, 3])
     yield GpuDnnPool()(x, *vectors)
     yield GpuDnnPoolGrad()(x, top, top, *vectors)
+    yield GpuDnnPoolGradSum(memory_format="channels_last")(x, top, top, x, *vectors)
     yield GpuDnnSoftmax()(x)
     yield GpuDnnSoftmaxGrad()(x, top)
     yield GpuDnnConv()(array("bfloat16"), array("bfloat16"))

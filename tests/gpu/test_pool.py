@@ -8,12 +8,13 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.errors import DnnNotSupportedError
+from dnnops.gpu.fused.pool_sum import GpuDnnPoolGradSum
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.pool_kernels import GpuMaxPoolGradGrad, GpuPool, GpuPoolGrad
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, poison, rounded
-from tests.oracle import POOL_MODES, PoolCase, fuzz, pool_cases, run_op
+from tests.gpu.device import DTYPES, apply_op, check, host, on_gpu, poison, restrided, rounded
+from tests.oracle import POOL_MODES, RELATIVE_ERROR, PoolCase, fuzz, pool_cases, run_op
 
 pytestmark = pytest.mark.gpu
 
@@ -47,6 +48,42 @@ def test_cudnn(dtype, memory_format, case):
     grad = GpuDnnPoolGrad(**params_of(case), memory_format=memory_format)
     result = apply_op(grad, given, pooled, on_gpu(gz, dtype, memory_format), *case.vectors)
     check(result, gx, dtype)
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+@every_dtype
+@fuzz(max_examples=60, case=pool_cases(ignore_border=True, max_channels=9, max_size=8, empty=True))
+def test_gradient_and_addend(dtype, memory_format, case):
+    """Kernels or cuDNN add arrays of any strides; cuDNN adds windows one after the other."""
+    x, out, gz, gx = oracle(case, dtype)
+    addend = rounded(case.arrays("float64")[2], dtype)
+    operands = [on_gpu(a, dtype, memory_format) for a in (x, out, gz, addend)]
+    operands[-1] = restrided(np.random.default_rng(case.seed), operands[-1])
+    op = GpuDnnPoolGradSum(**params_of(case), memory_format=memory_format)
+    poison()
+    result = apply_op(op, *operands, *case.vectors)
+    check(result, gx + addend, dtype, bound=4 * RELATIVE_ERROR[dtype])
+
+
+@pytest.mark.parametrize("part", [slice(0, 8), slice(8, 16), slice(1, 9)])
+@pytest.mark.parametrize(("pooling", "window"), [("max", 2), ("max", 5), ("average_inc_pad", 2)])
+def test_compiled_sum(pooling, window, part):
+    """C code passes a part of a channels-last array on, to a kernel or to cuDNN."""
+    params = {"mode": pooling, "ndim": 2, "memory_format": "channels_last"}
+    x, pooled, gz, joined = (GpuArrayType("float32", (None,) * 4)() for _ in range(4))
+    vectors = [window] * 2, [window] * 2, [0, 0]
+    out = GpuDnnPoolGradSum(**params)(x, pooled, gz, joined[:, part], *vectors)
+    plain = GpuDnnPoolGrad(**params)(x, pooled, gz, *vectors)
+    mode = pytensor.compile.get_mode("CVM").including("gpu")
+    f = pytensor.function([x, pooled, gz, joined], [out, plain], mode=mode)
+    rng = np.random.default_rng(0)
+    for batch, size in ((2, 10), (1, 5), (2, 10), (0, 10)):
+        shape, top = (batch, 8, size, size), (batch, 8, size // window, size // window)
+        values = (rng.standard_normal(s) for s in (shape, top, (batch, 24, size, size)))
+        image, gradient, wide = (on_gpu(v, "float32", "channels_last") for v in values)
+        maxima = apply_op(GpuDnnPool(**params), image, *vectors)
+        result, expected = f(image, maxima, gradient, wide)
+        check(result, host(expected) + host(wide[:, part]), "float32")
 
 
 @every_dtype

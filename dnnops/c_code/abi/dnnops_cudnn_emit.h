@@ -16,6 +16,7 @@ enum {
   DNNOPS_TAKE_GAPS = 4, /* either of them, with a larger stride along the first axis */
   DNNOPS_TAKE_ROWS = 8, /* any positive strides, if the last axis is dense */
   DNNOPS_TAKE_MATRIX = 16, /* a matrix whose rows or columns are dense and do not overlap */
+  DNNOPS_TAKE_PIXELS = 64, /* a part of the channels of a channels-last image */
   DNNOPS_ONLY_ALIGNED = 32 /* of all these, only arrays that start at a multiple of 16 bytes */
 };
 
@@ -41,6 +42,19 @@ static inline int dnnops_cudnn_has_rows(const dnnops_tensor *t) {
 static inline int dnnops_cudnn_is_dense_along(const dnnops_tensor *t, int axis) {
   const int64_t size = dnnops_itemsizes[t->dtype], length = t->shape[axis], other = t->shape[1 - axis];
   return (length == 1 || t->strides[axis] == size) && (other == 1 || t->strides[1 - axis] >= length * size);
+}
+
+/* Whether channels are adjacent and all pixels have the same distance, also across rows and images. */
+static inline int dnnops_cudnn_has_pixels(const dnnops_tensor *t) {
+  const int64_t pixel = t->ndim > 1 ? t->shape[1] * dnnops_itemsizes[t->dtype] : 0;
+  int64_t expected = 0;
+  if (t->ndim < 3 || (t->shape[1] > 1 && t->strides[1] != dnnops_itemsizes[t->dtype])) return 0;
+  for (int64_t axis = t->ndim - 1; axis >= 0; --axis) {
+    if (axis == 1 || t->shape[axis] == 1) continue;
+    if (expected ? t->strides[axis] != expected : t->strides[axis] < pixel) return 0;
+    expected = t->strides[axis] * t->shape[axis];
+  }
+  return 1;
 }
 
 /* Replaces an operand by the result of a Python function for a memory format, and reads that. */
@@ -71,6 +85,7 @@ static inline int dnnops_cudnn_read_layout(PyObject **array, int64_t dtype, int 
   if ((layouts & DNNOPS_TAKE_CONTIGUOUS) && dnnops_cudnn_is_dense(t, DNNOPS_CONTIGUOUS, gaps)) return 0;
   if (last && dnnops_cudnn_is_dense(t, DNNOPS_CHANNELS_LAST, gaps)) return 0;
   if ((layouts & DNNOPS_TAKE_ROWS) && dnnops_cudnn_has_rows(t)) return 0;
+  if ((layouts & DNNOPS_TAKE_PIXELS) && dnnops_cudnn_has_pixels(t)) return 0;
   if ((layouts & DNNOPS_TAKE_MATRIX) && t->ndim == 2 &&
       (dnnops_cudnn_is_dense_along(t, 1) || dnnops_cudnn_is_dense_along(t, 0)))
     return 0;

@@ -14,13 +14,15 @@ namespace {
 enum CudnnPooling { POOLING_MAX = 0, POOLING_INC_PAD = 1, POOLING_EXC_PAD = 2, POOLING_MAX_DETERMINISTIC = 3 };
 constexpr int PROPAGATE_NAN = 1;
 
-// Inputs: x; gradient: x, the pooled x, the gradient with respect to it. Then ws, stride and pad, which messages
-// do not describe.
+// Inputs: x; gradient: x, the pooled x, the gradient with respect to it, and perhaps an array to add. Then ws, stride
+// and pad, which messages do not describe.
 struct PoolParams : PoolWords {
-  int64_t gradient, deterministic;
-  const char *op() const { return gradient ? "GpuDnnPoolGrad" : "GpuDnnPool"; }
-  int input_count() const { return gradient ? 3 : 1; }
+  int64_t gradient, deterministic, adds;
+  const char *op() const { return adds ? "GpuDnnPoolGradSum" : gradient ? "GpuDnnPoolGrad" : "GpuDnnPool"; }
+  int input_count() const { return gradient ? 3 + static_cast<int>(adds) : 1; }
 };
+
+constexpr int ADDEND = 3, MOST_INPUTS = 4;
 
 using PoolCall = OpCall<PoolParams>;
 
@@ -34,20 +36,20 @@ const int64_t *result_shape(const PoolCall &call, const PoolProblem &problem) {
 
 struct PoolKey {
   int64_t handle;
-  OperandKey arrays[4];
+  OperandKey arrays[MOST_INPUTS + 1];
   int64_t vectors[9];
 };
 
 void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
   key.handle = handle.number;
   const int count = call.params.input_count();
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < MOST_INPUTS; ++i) {
     if (i < count)
       read_key(key.arrays[i], call.inputs[i]);
     else
       std::memset(&key.arrays[i], 0, sizeof key.arrays[i]);
   }
-  read_key(key.arrays[3], call.outputs[0]);
+  read_key(key.arrays[MOST_INPUTS], call.outputs[0]);
   for (int which = 0; which < 3; ++which) {
     const dnnops_tensor &vector = call.inputs[count + which];
     for (int i = 0; i < 3; ++i)
@@ -58,6 +60,12 @@ void read_key(PoolKey &key, const PoolCall &call, const Handle &handle) {
   }
 }
 
+// The addend as rows of bytes, which fill the result: one for each pixel of a channels-last image, otherwise a single
+// one.
+struct AddendRows {
+  int64_t pitch, width, count;
+};
+
 struct PoolState : KeyedState<PoolKey> {
   bool empty = false;    // there is nothing to compute
   bool no_windows = false;  // the gradient is zero
@@ -66,6 +74,7 @@ struct PoolState : KeyedState<PoolKey> {
   TensorDescriptor image, top, pooled, gradient;
   PoolCells cells;
   Kernel kernel;  // if cells exist
+  AddendRows addend;
 };
 
 int cudnn_mode(const PoolCall &call) {
@@ -106,6 +115,37 @@ bool has_vectors(const Tensor &tensor) {
   return dense_formats(tensor) & FORMAT_CHANNELS_LAST && is_packed(tensor) && tensor.alignment == 16;
 }
 
+AddendRows addend_rows(const PoolCall &call) {
+  const Tensor addend = read_tensor(call.inputs[ADDEND]), result = read_tensor(call.outputs[0]);
+  const int64_t item = item_size(call.outputs[0].dtype), bytes = elements(result) * item;
+  if (!(dense_formats(result) & FORMAT_CHANNELS_LAST)) return {bytes, bytes, 1};
+  // All pixels have the same distance, also across rows and images.
+  int64_t axis = addend.ndim - 1;
+  while (axis > 1 && addend.shape[axis] == 1) --axis;
+  if (axis == 1) axis = 0;
+  const int64_t width = addend.shape[1] * item;
+  return {addend.shape[axis] == 1 ? width : addend.strides[axis] * item, width, bytes / width};
+}
+
+PoolAddend addend_kind(const PoolState &state, const PoolCall &call) {
+  if (!call.params.adds) return NO_ADDEND;
+  const bool aligned = alignment_of(call.inputs[ADDEND].data) == 16 && state.addend.pitch % 16 == 0;
+  return aligned ? ADDEND_OF_VECTORS : ADDEND_OF_ELEMENTS;
+}
+
+// Lets what follows add to the addend, in the result.
+void copy_addend(const PoolState &state, const PoolCall &call) {
+  const AddendRows &rows = state.addend;
+  const auto stream = static_cast<cudaStream_t>(call.context.stream);
+  void *const to = call.outputs[0].data;
+  const void *const from = call.inputs[ADDEND].data;
+  if (rows.pitch == rows.width)
+    DNNOPS_CHECK(cudaMemcpyAsync(to, from, rows.count * rows.width, cudaMemcpyDeviceToDevice, stream));
+  else
+    DNNOPS_CHECK(cudaMemcpy2DAsync(to, rows.width, from, rows.pitch, rows.width, rows.count, cudaMemcpyDeviceToDevice,
+                                   stream));
+}
+
 void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
   const PoolProblem problem = problem_of(call);
   const dnnops_tensor &output = call.outputs[0];
@@ -120,22 +160,28 @@ void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
           std::memcmp(call.inputs[i].shape, problem.top, ndim * sizeof(int64_t)))
         fail(DNNOPS_VALUE_ERROR, "pooled arrays have to be %s%s", dtype_name(dtype),
              list_of(problem.top, ndim).c_str());
+  if (call.params.adds) {
+    const dnnops_tensor &addend = call.inputs[ADDEND];
+    if (addend.dtype != dtype || addend.ndim != ndim || std::memcmp(addend.shape, shape, ndim * sizeof(int64_t)))
+      fail(DNNOPS_VALUE_ERROR, "the addend has to be %s%s", dtype_name(dtype), list_of(shape, ndim).c_str());
+  }
   state.empty = element_count(shape, ndim) == 0;
   state.no_windows = element_count(problem.top, ndim) == 0;
+  if (call.params.adds && !state.empty) state.addend = addend_rows(call);
   if (!state.empty && !state.no_windows) {
     require_whole_windows(problem);
     Tensor tensors[4];
     Tensor *all[4];
     const int count = call.params.gradient ? 4 : 2;
     for (int i = 0; i < count; ++i) {
-      tensors[i] = read_tensor(i == count - 1 ? output : call.inputs[i]);
+      tensors[i] = read_tensor(i == count - 1 ? output : call.inputs[i]);  // the addend has no descriptor
       all[i] = &tensors[i];
     }
     state.cells = {};
     // The kernels do not read the pooled image.
     if (has_vectors(tensors[0]) && (call.params.gradient ? has_vectors(tensors[2]) && has_vectors(tensors[3])
                                                          : has_vectors(tensors[1])))
-      state.cells = pool_cells(problem, call.params.gradient, dtype, item_size(dtype));
+      state.cells = pool_cells(problem, call.params.gradient, dtype, item_size(dtype), addend_kind(state, call));
     if (state.cells.exist) {
       try {
         state.kernel = load_kernel(handle, state.cells.program, state.cells.kernel, state.cells.options);
@@ -176,6 +222,7 @@ void run(const PoolCall &call) {
   read_key(key, call, handle);
   state.prepare_for(key, [&] { prepare(state, call, handle); });
   if (state.empty) return;
+  if (state.no_windows && call.params.adds) return copy_addend(state, call);
   if (state.no_windows) {
     const int64_t count = element_count(output.shape, output.ndim);
     DNNOPS_CHECK(cudaMemsetAsync(output.data, 0, count * item_size(output.dtype),
@@ -186,16 +233,21 @@ void run(const PoolCall &call) {
     PoolCellsParams params = state.cells.params;
     params.x = call.inputs[0].data;
     if (call.params.gradient) params.gz = call.inputs[2].data;
+    if (call.params.adds) {
+      params.addend = call.inputs[ADDEND].data;
+      params.addend_pitch = state.addend.pitch / item_size(output.dtype);
+    }
     params.result = output.data;
     void *arguments[] = {&params};
     launch_kernel(state.kernel, state.cells.blocks, CELL_THREADS, 0, context.stream, arguments);
     return;
   }
-  const Scalar scale(state.scale, output.dtype), zero(0, output.dtype);
+  const Scalar scale(state.scale, output.dtype), zero(0, output.dtype), one(1, output.dtype);
+  if (call.params.adds) copy_addend(state, call);
   if (call.params.gradient)
     DNNOPS_LEGACY(cudnnPoolingBackward, handle.cudnn, state.pooling, scale.pointer(), state.pooled,
                   call.inputs[1].data, state.top, call.inputs[2].data, state.image, call.inputs[0].data,
-                  zero.pointer(), state.gradient, output.data);
+                  (call.params.adds ? one : zero).pointer(), state.gradient, output.data);
   else
     DNNOPS_LEGACY(cudnnPoolingForward, handle.cudnn, state.pooling, scale.pointer(), state.image, call.inputs[0].data,
                   zero.pointer(), state.top, output.data);

@@ -56,16 +56,21 @@ DEVICE bool has_window(const PoolCellsParams &p, const int *window) {
          (unsigned)window[2] < (unsigned)p.axes[2].top;
 }
 
-// The place of a window in a pooled image, as a number of vectors.
+// The place of a pixel's channels, as a number of vectors.
+DEVICE unsigned place_of(const PoolCellsParams &p, const Item &item, unsigned pixel) {
+  return pixel * p.vectors + item.vector;
+}
+
+// The same for a window in a pooled image.
 DEVICE unsigned place_of(const PoolCellsParams &p, const Item &item, const int *window) {
   unsigned place = item.image * (unsigned)p.axes[0].top + (unsigned)window[0];
   place = place * (unsigned)p.axes[1].top + (unsigned)window[1];
   place = place * (unsigned)p.axes[2].top + (unsigned)window[2];
-  return place * p.vectors + item.vector;
+  return place_of(p, item, place);
 }
 
-// Calls a function with each pixel of a box that is inside the image: its place, as a number of vectors, and its
-// coordinates in the box.
+// Calls a function with each pixel of a box that is inside the image: its number among the pixels of all images, and
+// its coordinates in the box.
 template <int SIZE_0, int SIZE_1, int SIZE_2, class Visit>
 DEVICE void each_pixel(const PoolCellsParams &p, const Item &item, const int *first, Visit visit) {
   UNROLL
@@ -82,7 +87,7 @@ DEVICE void each_pixel(const PoolCellsParams &p, const Item &item, const int *fi
       for (int k = 0; k < SIZE_2; ++k) {
         const int at_2 = first[2] + k;
         if (inside_1 && at_2 >= 0 && at_2 < p.axes[2].image)
-          visit((row * (unsigned)p.axes[2].image + (unsigned)at_2) * p.vectors + item.vector, i, j, k);
+          visit(row * (unsigned)p.axes[2].image + (unsigned)at_2, i, j, k);
       }
     }
   }

@@ -21,16 +21,21 @@ constexpr int64_t CELL_STRIP = 4;
 // Indices and coordinates of pixels, also of those just outside the image, are of type int.
 constexpr int64_t MOST_CELL_VECTORS = INT_MAX - 256;
 
+// How a gradient's kernel reads the array that it adds: the macro ADDEND.
+enum PoolAddend : int { NO_ADDEND = 0, ADDEND_OF_ELEMENTS = 1, ADDEND_OF_VECTORS = 2 };
+
 struct PoolCells {
   bool exist = false;  // otherwise, cuDNN computes the pooled image or the gradient
-  PoolCellsParams params;
+  PoolCellsParams params = {};
   const char *program, *kernel;
   std::string options;  // of the compiler
   unsigned blocks;
 };
 
-// For channels-last arrays. Windows have to be small, and channels have to fill vectors.
-inline PoolCells pool_cells(const PoolProblem &problem, bool gradient, int64_t dtype, int64_t item_bytes) {
+// For channels-last arrays. Windows have to be small, and channels have to fill vectors. The same limits are in
+// dnnops/gpu/fused/pool_sum.py.
+inline PoolCells pool_cells(const PoolProblem &problem, bool gradient, int64_t dtype, int64_t item_bytes,
+                            PoolAddend addend = NO_ADDEND) {
   PoolCells cells;
   const int64_t bytes = problem.image[1] * item_bytes;
   if (problem.mode != POOL_MAX || bytes % 16) return cells;
@@ -65,11 +70,10 @@ inline PoolCells pool_cells(const PoolProblem &problem, bool gradient, int64_t d
     cells.options += "-DWINDOW_" + number + std::to_string(window) + " -DSTRIDE_" + number + std::to_string(step) + " ";
     if (axis == 1) cells.options += "-DSTRIP=" + std::to_string(strip) + " ";
   }
+  if (gradient) cells.options += "-DADDEND=" + std::to_string(addend) + " ";
   cells.options += "-DDTYPE=" + std::to_string(dtype);
   cells.program = !gradient ? "pool_cells_forward" : overlap ? "pool_cells_overlap" : "pool_cells_grad";
   cells.kernel = !gradient ? "max_pool_cells" : overlap ? "max_pool_overlap_grad" : "max_pool_cells_grad";
-  cells.params.x = cells.params.gz = nullptr;
-  cells.params.result = nullptr;
   cells.params.vectors = static_cast<unsigned>(bytes / 16);
   cells.params.items = static_cast<unsigned>(items);
   cells.blocks = static_cast<unsigned>((items + CELL_THREADS - 1) / CELL_THREADS);

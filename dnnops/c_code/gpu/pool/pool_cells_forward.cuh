@@ -11,8 +11,8 @@ KERNEL void __launch_bounds__(THREADS) max_pool_cells(const GRID_CONSTANT PoolCe
   // All loads begin before the first comparison.
   WordVector x[PIXELS];
   fill_lowest(x);
-  each_pixel<WINDOW_0, WINDOW_1, WINDOW_2>(p, item, item.first, [&](unsigned place, int i, int j, int k) {
-    x[pixel_of_window(i, j, k)].vector = __ldg(static_cast<const uint4 *>(p.x) + place);
+  each_pixel<WINDOW_0, WINDOW_1, WINDOW_2>(p, item, item.first, [&](unsigned pixel, int i, int j, int k) {
+    x[pixel_of_window(i, j, k)].vector = __ldg(static_cast<const uint4 *>(p.x) + place_of(p, item, pixel));
   });
 
   UNROLL

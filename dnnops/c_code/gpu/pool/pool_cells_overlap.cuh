@@ -4,7 +4,8 @@
 // cell, the gradients of the windows whose maximum it is. Windows have a fixed order, and each pixel is written once,
 // so results are identical in every run. A window is examined by each thread whose cell it reaches. Finding the
 // position of its maximum would take most of the time, so a thread only compares the pixels of its cell with the
-// maximum of those before them and with that of the window.
+// maximum of those before them and with that of the window. An array to add comes last in each sum, which is rounded
+// once.
 
 // Windows that reach a cell along an axis.
 constexpr int reach(int window, int stride) { return (window + stride - 1) / stride; }
@@ -16,8 +17,9 @@ constexpr int BEFORE_0 = (REACH_0 - 1) * STRIDE_0, BEFORE_1 = (REACH_1 - 1) * ST
 constexpr int PATCH_0 = BEFORE_0 + WINDOW_0, PATCH_1 = BEFORE_1 + WINDOW_1, PATCH_2 = BEFORE_2 + WINDOW_2;
 
 // Blocks that a multiprocessor runs at once. With two, a thread has 128 registers, which suffice for windows of 3x3 at
-// distances of 2.
-constexpr int BLOCKS = PATCH_0 * PATCH_1 * PATCH_2 <= 25 && REACH_0 * REACH_1 * REACH_2 <= 4 ? 2 : 1;
+// distances of 2, but not if their sums have 16 bits and an array is added, or if an array is added to a large cell.
+constexpr bool HAS_SPACE = ADDEND == NO_ADDEND || (sizeof(Bits) > 2 && STRIDE_0 * STRIDE_1 * STRIDE_2 <= 8);
+constexpr int BLOCKS = HAS_SPACE && PATCH_0 * PATCH_1 * PATCH_2 <= 25 && REACH_0 * REACH_1 * REACH_2 <= 4 ? 2 : 1;
 
 struct Patch {
   WordVector x[PATCH_0 * PATCH_1 * PATCH_2];
@@ -71,12 +73,15 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) max_pool_overlap_grad(const GRID_
   Item item;
   if (!find_item(p, item)) return;
 
-  // All loads begin before the first comparison.
+  // All loads begin before the first comparison. Words of the addend are in the place of those of the result until these
+  // are computed.
+  WordVector out[STRIDE_0][STRIDE_1][STRIDE_2];
+  load_addend(p, item, [&](int i, int j, int k) -> uint4 & { return out[i][j][k].vector; });
   Patch patch;
   fill_lowest(patch.x);
   const int first[3] = {item.first[0] - BEFORE_0, item.first[1] - BEFORE_1, item.first[2] - BEFORE_2};
-  each_pixel<PATCH_0, PATCH_1, PATCH_2>(p, item, first, [&](unsigned place, int i, int j, int k) {
-    patch.x[pixel_of_patch(i, j, k)].vector = __ldg(static_cast<const uint4 *>(p.x) + place);
+  each_pixel<PATCH_0, PATCH_1, PATCH_2>(p, item, first, [&](unsigned pixel, int i, int j, int k) {
+    patch.x[pixel_of_patch(i, j, k)].vector = __ldg(static_cast<const uint4 *>(p.x) + place_of(p, item, pixel));
   });
   UNROLL
   for (int i = 0; i < REACH_0; ++i) {
@@ -93,7 +98,6 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) max_pool_overlap_grad(const GRID_
     }
   }
 
-  WordVector out[STRIDE_0][STRIDE_1][STRIDE_2];
   UNROLL
   for (int word = 0; word < WORDS; ++word) {
     Sums sums = {};
@@ -110,11 +114,15 @@ KERNEL void __launch_bounds__(THREADS, BLOCKS) max_pool_overlap_grad(const GRID_
       UNROLL
       for (int j = 0; j < STRIDE_1; ++j) {
         UNROLL
-        for (int k = 0; k < STRIDE_2; ++k) out[i][j][k].words[word] = Lanes::rounded(sums[i][j][k]);
+        for (int k = 0; k < STRIDE_2; ++k) {
+          Word &result = out[i][j][k].words[word];
+          if constexpr (ADDEND != NO_ADDEND) Lanes::add(sums[i][j][k], result, Lanes::mask(true));
+          result = Lanes::rounded(sums[i][j][k]);
+        }
       }
     }
   }
-  each_pixel<STRIDE_0, STRIDE_1, STRIDE_2>(p, item, item.first, [&](unsigned place, int i, int j, int k) {
-    store_16_bytes(static_cast<uint4 *>(p.result) + place, out[i][j][k].vector);
+  each_pixel<STRIDE_0, STRIDE_1, STRIDE_2>(p, item, item.first, [&](unsigned pixel, int i, int j, int k) {
+    store_16_bytes(static_cast<uint4 *>(p.result) + place_of(p, item, pixel), out[i][j][k].vector);
   });
 }

@@ -10,6 +10,8 @@ struct PoolCellsAxis {
 
 struct PoolCellsParams {
   const void *x, *gz;  // the second is for gradients
+  const void *addend;  // for gradients to which an array is added
+  long long addend_pitch;  // distance between its pixels, as a number of elements
   void *result;
   PoolCellsAxis axes[3];  // an image with fewer spatial axes has unit axes before them
   unsigned vectors;       // of each pixel's channels
