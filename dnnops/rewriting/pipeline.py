@@ -196,6 +196,14 @@ def _fuse_conv_epilogue(included: Tags, excluded: Tags) -> GraphRewriter | None:
     return FuseConvEpilogue()
 
 
+def _fuse_pool_sum(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if not {"fusion", "cudnn"}.isdisjoint(excluded):
+        return None
+    from dnnops.rewriting.fuse.pool_sum import FusePoolSum
+
+    return FusePoolSum()
+
+
 def _merge_folded(included: Tags, excluded: Tags) -> GraphRewriter | None:
     if not {"fusion", "cudnn"}.isdisjoint(excluded):
         return None
@@ -504,6 +512,14 @@ PASSES = (
         ("gpu",),
         "After gpu_conv_epilogue (49.285), which folds batch normalization, and channels_last "
         "(49.29), which decides on the memory format of the filters.",
+    ),
+    Pass(
+        49.297,
+        "gpu_pool_sum",
+        ByTags(_fuse_pool_sum),
+        ("gpu",),
+        "After channels_last (49.29), since only channels-last images have a kernel that adds. "
+        "Before the destroy handler (49.5).",
     ),
     Pass(
         49.3,

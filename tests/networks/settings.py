@@ -38,6 +38,7 @@ PASSES = (
     "gpu_norms",
     "gpu_write_out",
     "gpu_horizontal_fusion",
+    "gpu_pool_sum",
     "gpu_inplace_elemwise",
     "onednn_attention",
     "onednn_cross_entropy",
