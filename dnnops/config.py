@@ -320,8 +320,9 @@ FLAGS: tuple[Flag, ...] = (
         "dnn.conv.time_limit",
         "2",
         Values(others="seconds, more than 0", convert=_seconds),
-        "Time limit for timing the plans of one selection (time_once, time_on_shape_change). A "
-        "plan that is being built or timed when the limit is reached is finished.",
+        "Time limit for timing the plans of one selection (time_once, time_on_shape_change). "
+        "Timing also ends when a quarter of it has brought nothing faster. A plan that is being "
+        "built or timed at that moment is finished.",
     ),
     Flag(
         "dnn.conv.cache",

@@ -155,6 +155,21 @@ def test_timing_begins_with_the_guess(index, name, memory_format):
     assert algorithms.last_plan() == guessed
 
 
+@pytest.mark.parametrize("images", [1, 8])
+def test_guesses_with_much_workspace(images):
+    """Winograd's algorithm is guessed unless its workspace is far larger than the operands."""
+    case = large_case(
+        img_shape=(images, 64, 56, 56),
+        kern_shape=(64, 64, 3, 3),
+        border_mode=((1, 1), (1, 1)),
+        filter_flip=False,
+    )
+    conv = Convolution(case, 0)
+    row = conv.run_row(conv.compiled(algo="guess_on_shape_change"))
+    assert row.plan == ("WINOGRAD_NONFUSED" if images > 1 else "IMPLICIT_PRECOMP_GEMM")
+    assert "WINOGRAD_NONFUSED" in conv.runnable()
+
+
 def test_nothing_is_timed_during_a_capture():
     """During a capture, a plan is guessed; it is timed when nothing is captured."""
     import cupy

@@ -9,27 +9,31 @@ namespace dnnops {
 
 namespace {
 
-// A plan is given up if a run after the first takes this many times the best time so far.
+// A plan is given up if a run takes this many times the best time so far.
 constexpr double HOPELESS = 1.5;
 // Plans this close to the fastest are timed a second time, in turns.
 constexpr double CLOSE = 1.1;
 constexpr int FINALISTS = 8;
 constexpr int FINAL_ROUNDS = 5;
-constexpr double FINAL_SECONDS = 0.2;
+constexpr double FINAL_SECONDS = 0.1;
+// The share of the time limit after which a search ends if nothing was this much faster than the best plan before.
+constexpr double PATIENCE = 0.25, FASTER = 0.995;
 // Engines whose fastest configuration is this close are tried with other knob values.
 constexpr double PROMISING = 1.3;
 constexpr size_t STARTS = 3;
 // Before each execution, the cache is emptied of what the last execution left there, as other work in a
 // network would do. This also keeps the device busy for this many times as long as the host takes to launch
 // the plan; otherwise the host would be measured.
-// timed: otherwise what is measured is the host.
 constexpr double LAUNCH_MARGIN = 1.5;
 // How many executions are timed. Short ones are timed more often. Long ones hardly vary and take time from
 // others, so only the one after the first counts.
 constexpr double SHORT_MS = 0.2, LONG_MS = 20;
 constexpr int ROUNDS = 5, SHORT_ROUNDS = 9;
-// The first execution also loads the kernels, which may take this much longer.
-constexpr double LOADING_MS = 1000;
+// Without a chance after so many executions, a plan gets no more.
+constexpr int FIRST_ROUNDS = 3;
+// Milliseconds that the first execution may take longer on the device, beside loading the kernels, for which the
+// host waits.
+constexpr double STARTING_MS = 5;
 
 int64_t extent_in_bytes(const Tensor &tensor, int64_t dtype) {
   int64_t last = 0;
@@ -114,14 +118,18 @@ PlanTimer::Times PlanTimer::once(Plan &plan, double launch_milliseconds, bool is
 double PlanTimer::time(Plan &plan, double best) {
   const Workspace workspace(*launch_.handle->arena, plan.workspace);
   launch_.workspace = workspace.pointer();
-  if (once(plan, 0, false).device > HOPELESS * best + LOADING_MS) return HUGE_VAL;
+  // The measured times may include all of the host's time.
+  const Times loading = once(plan, 0, false);
+  if (loading.device - loading.host > HOPELESS * best + STARTING_MS) return HUGE_VAL;
   const Times first = once(plan, 0, false);
-  // The measured time may include all of the host's time.
   if (first.device - first.host > HOPELESS * best) return HUGE_VAL;
   if (first.device > LONG_MS) return first.device;
   const bool is_short = std::min(first.device, best) < SHORT_MS;  // the same for all plans compared with it
-  std::vector<double> times(is_short ? SHORT_ROUNDS : ROUNDS);
-  for (double &time : times) time = once(plan, first.host, is_short).device;
+  std::vector<double> times;
+  for (int round = 0; round < (is_short ? SHORT_ROUNDS : ROUNDS); ++round) {
+    if (round == FIRST_ROUNDS && *std::min_element(times.begin(), times.end()) > CLOSE * best) break;
+    times.push_back(once(plan, first.host, is_short).device);
+  }
   std::sort(times.begin(), times.end());
   return times[times.size() / 2];
 }
@@ -159,14 +167,15 @@ class Search {
       last.push_back(std::move(plan));
       return false;
     });
+    // All of them are slow if one is.
+    const size_t hopeless = hopeless_.size();
     for (std::shared_ptr<Plan> &plan : last) {
-      if (out_of_time) break;
+      if (out_of_time || hopeless_.size() > hopeless) break;
       out_of_time = time(std::move(plan));
     }
-    for (const PlanSpec &start : promising()) {
-      if (out_of_time) break;
-      out_of_time = descend(start);
-    }
+    improved_ = seconds_since(start_);
+    for (const PlanSpec &start : promising())
+      if (seconds_since(start_) > seconds_ || descend(start)) break;
     sort();
     try {
       settle();
@@ -182,12 +191,14 @@ class Search {
   bool time(std::shared_ptr<Plan> plan) {
     try {
       const double milliseconds = timer_.time(*plan, best_);
+      if (milliseconds < FASTER * best_) improved_ = seconds_since(start_);
       best_ = std::min(best_, milliseconds);
       (milliseconds < HUGE_VAL ? timed_ : hopeless_).push_back({std::move(plan), milliseconds});
     } catch (const Error &error) {
       refusals_.push_back({plan->name, error.message, error.status, plan->spec, plan->notes});
     }
-    return best_ < HUGE_VAL && seconds_since(start_) > seconds_;
+    const double now = seconds_since(start_);
+    return best_ < HUGE_VAL && (now > seconds_ || now - improved_ > PATIENCE * seconds_);
   }
 
   void sort() {
@@ -254,6 +265,7 @@ class Search {
   const double seconds_;
   std::vector<TimedPlan> timed_, hopeless_;
   double best_ = HUGE_VAL;
+  double improved_ = 0;  // when it was found, in seconds
 };
 
 }  // namespace
