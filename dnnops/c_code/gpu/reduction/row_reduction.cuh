@@ -6,6 +6,9 @@
 // A quarter of a multiprocessor's threads; each has this many loads of 16 bytes in flight.
 constexpr int THREADS = 256, LOADS = 4;
 constexpr int V = 16 / (int)sizeof(Stored);
+// Whether packs are loaded before the last ones are added. Adding float32 in float64 takes long; where fewer threads
+// share a row, the work of others hides that.
+constexpr bool AHEAD = LANES == THREADS && sizeof(Stored) == 4 && sizeof(Acc) == 8;
 
 union Pack {
   uint4 words;
@@ -53,12 +56,23 @@ KERNEL void __launch_bounds__(THREADS, 4)
     const long long packs = (length - head) / V, step = (long long)LANES * parts;
     const uint4 *const aligned = reinterpret_cast<const uint4 *>(begin + head);
     long long i = (long long)part * LANES + lane;
-    for (; i + (LOADS - 1) * step < packs; i += LOADS * step) {
-      Pack loaded[LOADS];
+    const auto is_full = [&](long long at) { return at + (LOADS - 1) * step < packs; };
+    Pack loaded[LOADS];
+    const auto load = [&] {
       UNROLL
       for (int k = 0; k < LOADS; ++k) loaded[k].words = __ldg(aligned + i + k * step);
+    };
+    if (AHEAD && is_full(i)) load();
+    while (is_full(i)) {
+      if (!AHEAD) load();
+      i += LOADS * step;
+      const bool goes_on = AHEAD && is_full(i);
       UNROLL
-      for (int k = 0; k < LOADS; ++k) add(sums[k], loaded[k]);
+      for (int k = 0; k < LOADS; ++k) {
+        const Pack pack = loaded[k];
+        if (goes_on) loaded[k].words = __ldg(aligned + i + k * step);
+        add(sums[k], pack);
+      }
     }
     // At most LOADS - 1 packs are left; short rows only have these.
     Pack left[LOADS - 1];
