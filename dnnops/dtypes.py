@@ -24,6 +24,7 @@ __all__ = [
     "compute_dtype",
     "dtype_name",
     "host_dtype",
+    "item_bytes",
     "numpy_dtype",
     "widest_dtype",
 ]
@@ -116,6 +117,11 @@ def numpy_dtype(name: str) -> np.dtype:
             "dtype bfloat16 needs the package ml_dtypes: pip install ml_dtypes"
         ) from error
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def item_bytes(name: str) -> int:
+    """Return the bytes of an element of a device dtype; needs no package."""
+    return 2 if name in HALF_DTYPES else np.dtype(name).itemsize
 
 
 def dtype_name(dtype: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 from dnnops.capture.graph import Graph
@@ -15,8 +16,8 @@ __all__ = ["Replay"]
 
 #: Words of a ``dnnops_copy``: the destination, the source and the number of bytes.
 _TO, _FROM, _BYTES, _WORDS = range(4)
-#: Results of at most so many bytes are small. Allocating one takes longer than all else that a call
-#: does for it in Python, so memory for those of several calls is allocated at once.
+#: Results of at most so many bytes in all are small. Allocating one takes longer than all else that
+#: a call does for it in Python, so memory for several calls is allocated at once.
 _SMALL_BYTES, _CALLS = 1 << 12, 16
 _ALIGNMENT = 256
 
@@ -82,12 +83,13 @@ class Replay:
                 self._copied.append(position)
                 continue
             at = add(0, array.data.ptr, array.nbytes, _TO)
-            if array.nbytes > _SMALL_BYTES:
+            end = self._small_bytes + -(-max(array.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+            if end > _SMALL_BYTES:
                 self._new.append((position, array.shape, array.dtype, at))
                 continue
             self._small.append((position, array.shape, array.dtype, at, self._small_bytes))
-            self._small_bytes += -(-max(array.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        self._memory, self._memory_stream, self._calls_left = None, 0, 0
+            self._small_bytes = end
+        self._memory, self._memory_owner, self._calls_left = None, (0, 0), 0
         self._after = len(copies) - self._before
         words = [word for copy in copies for word in copy]
         self._words = (ctypes.c_int64 * len(words))(*words)
@@ -146,10 +148,14 @@ class Replay:
         """Return memory, and where in it the small results of a call start.
 
         The arrays own it together, and it goes back to the pool of the stream in which it was
-        allocated.
+        allocated. A number may stand for a stream of each thread.
         """
-        if self._calls_left == 0 or stream != self._memory_stream:
+        owner = stream, get_ident()
+        if self._calls_left == 0 or owner != self._memory_owner:
             self._memory = self._allocate(_CALLS * self._small_bytes)
-            self._memory_stream, self._calls_left = stream, _CALLS
+            self._memory_owner, self._calls_left = owner, _CALLS
         self._calls_left -= 1
-        return self._memory, self._calls_left * self._small_bytes
+        memory = self._memory
+        if self._calls_left == 0:
+            self._memory = None
+        return memory, self._calls_left * self._small_bytes

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytensor.graph.basic import Apply
 
-from dnnops.dtypes import numpy_dtype
+from dnnops.dtypes import item_bytes
 from dnnops.gpu.base import TAKES_CHANNELS_LAST, TAKES_CONTIGUOUS, TAKES_PIXELS
 from dnnops.gpu.derivatives import GpuExpressionOp
 from dnnops.gpu.pool import GpuDnnPoolGrad
@@ -40,8 +40,8 @@ def has_kernel(node: Apply) -> bool:
     op, x = node.op, node.inputs[0]
     if op.mode != "max" or op.memory_format != "channels_last":
         return False
-    channels, item = x.type.shape[1], numpy_dtype(x.type.dtype).itemsize
-    if channels is not None and channels * item % _VECTOR_BYTES:
+    channels = x.type.shape[1]
+    if channels is not None and channels * item_bytes(x.type.dtype) % _VECTOR_BYTES:
         return False
     ws, stride = (static_vector(v, op.ndim) for v in node.inputs[-3:-1])
     if None in (*ws, *stride):

@@ -39,18 +39,25 @@ bool all_have_format(const ConvCase &conv, int64_t format) {
 constexpr int64_t MIN_FAST_CHANNELS = 16;
 // With a workspace that is more times as large as the operands, Winograd's algorithm was slower than a product.
 constexpr int64_t MOST_FAST_WORKSPACE = 16;
+constexpr int WINOGRAD_SIZE = 3;
+constexpr int IMPLICIT_PRODUCT = 1;  // the legacy algorithm of each direction
+
+// The largest workspace of a fast algorithm that is guessed.
+int64_t most_fast_workspace(const ConvCase &conv) {
+  const bool is_winograd = conv.tensors[ROLE_FILTERS].shape[2] == WINOGRAD_SIZE;
+  return is_winograd ? MOST_FAST_WORKSPACE * operand_bytes(conv) : INT64_MAX;
+}
 
 // Legacy algorithms that are usually faster in float32 than the first choice of cuDNN's heuristics: they
-// multiply less, which matters without tensor cores. The last one needs no large workspace.
+// multiply less, which matters without tensor cores.
 std::vector<PlanSpec> fast_algorithms(const ConvCase &conv) {
   const Tensor &filters = conv.tensors[ROLE_FILTERS];
   const bool plain = conv.dtype == DNNOPS_FLOAT32 && !conv.allow_tf32 && conv.groups == 1 && conv.spatial_ndim == 2 &&
                      conv.stride[0] == 1 && conv.stride[1] == 1 && conv.dilation[0] == 1 && conv.dilation[1] == 1;
   const int64_t height = filters.shape[2], width = filters.shape[3];
   if (!plain || height != width || std::min(filters.shape[0], filters.shape[1]) < MIN_FAST_CHANNELS) return {};
-  constexpr int implicit_product = 1;
   static const int winograd[3] = {7, 5, 5}, fft_tiling[3] = {5, 3, 6};  // by direction
-  if (height == 3) return {legacy_spec(winograd[conv.direction]), legacy_spec(implicit_product)};
+  if (height == WINOGRAD_SIZE) return {legacy_spec(winograd[conv.direction])};
   if (height < 5) return {};
   PlanSpec tiling = legacy_spec(fft_tiling[conv.direction]);
   for (const Tensor &array : conv.tensors)
@@ -290,9 +297,12 @@ bool PlanBuilder::is_proposed(const PlanSpec &spec) {
                      [&](const PlanSpec &other) { return same_spec(spec, other); });
 }
 
+bool PlanBuilder::is_seen(const PlanSpec &spec) const {
+  return std::any_of(seen_.begin(), seen_.end(), [&](const PlanSpec &other) { return same_spec(spec, other); });
+}
+
 bool PlanBuilder::is_new(const PlanSpec &spec) {
-  if (std::any_of(seen_.begin(), seen_.end(), [&](const PlanSpec &other) { return same_spec(spec, other); }))
-    return false;
+  if (is_seen(spec)) return false;
   seen_.push_back(spec);
   return true;
 }
@@ -423,13 +433,16 @@ bool PlanBuilder::likely(const Visit &visit) {
   if (!kernels.empty() && depthwise_is_fast(conv_, kernels.front()) && depthwise_kernels(visit)) return true;
   // For float32, cuBLAS has far better kernels; with tensor cores, cuDNN's are as good.
   if (conv_.dtype == DNNOPS_FLOAT32 && !conv_.allow_tf32 && matrix_products(visit)) return true;
-  const std::vector<PlanSpec> fast = fast_algorithms(conv_);
-  for (const PlanSpec &spec : fast) {
+  for (const PlanSpec &spec : fast_algorithms(conv_)) {
+    if (is_seen(spec)) continue;
     auto plan = from_spec(spec);
-    // What is passed over here may still be timed, as one of all legacy algorithms.
-    const bool has_next = &spec != &fast.back();
-    if (plan && has_next && plan->workspace > MOST_FAST_WORKSPACE * operand_bytes(conv_)) continue;
-    if (is_new(spec) && plan && visit(std::move(plan))) return true;
+    if (plan && plan->workspace > most_fast_workspace(conv_)) {
+      // It may still be timed, as one of all legacy algorithms.
+      if (visit_spec(legacy_spec(IMPLICIT_PRODUCT), visit)) return true;
+      continue;
+    }
+    seen_.push_back(spec);
+    if (plan && visit(std::move(plan))) return true;
   }
   return false;
 }

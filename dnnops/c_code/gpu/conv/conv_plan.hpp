@@ -163,6 +163,7 @@ class PlanBuilder {
   std::shared_ptr<Plan> from_candidate(const ConvGraph::Candidate &candidate);
   std::shared_ptr<Plan> checked(std::shared_ptr<Plan> plan) const;
   bool visit_spec(const PlanSpec &spec, const Visit &visit);
+  bool is_seen(const PlanSpec &spec) const;
   bool is_new(const PlanSpec &spec);
   bool is_proposed(const PlanSpec &spec);
   ConvGraph *graph();

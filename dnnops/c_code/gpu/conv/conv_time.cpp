@@ -16,8 +16,10 @@ constexpr double CLOSE = 1.1;
 constexpr int FINALISTS = 8;
 constexpr int FINAL_ROUNDS = 5;
 constexpr double FINAL_SECONDS = 0.1;
-// The share of the time limit after which a search ends if nothing was this much faster than the best plan before.
+// The share of the time limit, and the number of plans, after which a search ends if nothing was this much faster than
+// the best plan before.
 constexpr double PATIENCE = 0.25, FASTER = 0.995;
+constexpr int PATIENT_PLANS = 8;
 // Engines whose fastest configuration is this close are tried with other knob values.
 constexpr double PROMISING = 1.3;
 constexpr size_t STARTS = 3;
@@ -173,7 +175,7 @@ class Search {
       if (out_of_time || hopeless_.size() > hopeless) break;
       out_of_time = time(std::move(plan));
     }
-    improved_ = seconds_since(start_);
+    set_improved();
     for (const PlanSpec &start : promising())
       if (seconds_since(start_) > seconds_ || descend(start)) break;
     sort();
@@ -187,18 +189,24 @@ class Search {
   }
 
  private:
+  void set_improved() {
+    improved_ = seconds_since(start_);
+    since_improved_ = 0;
+  }
+
   // Returns whether the time is up.
   bool time(std::shared_ptr<Plan> plan) {
     try {
       const double milliseconds = timer_.time(*plan, best_);
-      if (milliseconds < FASTER * best_) improved_ = seconds_since(start_);
+      if (milliseconds < FASTER * best_) set_improved();
       best_ = std::min(best_, milliseconds);
       (milliseconds < HUGE_VAL ? timed_ : hopeless_).push_back({std::move(plan), milliseconds});
     } catch (const Error &error) {
       refusals_.push_back({plan->name, error.message, error.status, plan->spec, plan->notes});
     }
     const double now = seconds_since(start_);
-    return best_ < HUGE_VAL && (now > seconds_ || now - improved_ > PATIENCE * seconds_);
+    const bool in_vain = ++since_improved_ > PATIENT_PLANS && now - improved_ > PATIENCE * seconds_;
+    return best_ < HUGE_VAL && (now > seconds_ || in_vain);
   }
 
   void sort() {
@@ -266,6 +274,7 @@ class Search {
   std::vector<TimedPlan> timed_, hopeless_;
   double best_ = HUGE_VAL;
   double improved_ = 0;  // when it was found, in seconds
+  int since_improved_ = 0;
 };
 
 }  // namespace
