@@ -15,19 +15,22 @@ from collections.abc import Callable
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytensor import scalar
 
-from benchmarks.kernels_gpu import FORMATS, Call, Gpu
 from benchmarks.machine import describe_machine
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.reduction import reduce_array
+
+if TYPE_CHECKING:
+    from benchmarks.kernels_gpu import Call, Gpu
 
 __all__ = ["CASES", "Case"]
 
 NBYTES = 1 << 28
 ITEM_SIZES = {"float32": 4, "float16": 2}
+FORMATS = ("contiguous", "channels_last")
 #: Images of `NBYTES` in float32; those of float16 have twice as many channels.
 IMAGES = (64, 256, 64, 64)
 ROUNDS = 9
@@ -172,6 +175,8 @@ def measure(g: Gpu, case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Print a table; the exit status is 1 if a row misses its goal."""
+    from benchmarks.kernels_gpu import Gpu
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--only", default="", help="only cases with these words")

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from benchmarks.harness import BenchmarkError
 from benchmarks.machine import describe_machine
 from benchmarks.model_zoo import MODELS
 from benchmarks.models import MOST_HOST_MS, TOLERANCE, dnnops_flags, model_cases, selected
 from benchmarks.report import Row
 from dnnops.capture.replay import Replay
+from dnnops.capture.vm import why_not_captured
 
 #: Steps until a function is captured, and steps that are timed and profiled.
 WARM_UP, TIMED, PROFILED = 8, 40, 3
@@ -91,8 +93,17 @@ def measure(case: dict[str, Any]) -> tuple[Row, list[Any]]:
     from benchmarks.peers.models.dnnops_gpu import Step
 
     step = Step({**case, "flags": dnnops_flags(case["precision"])})
-    for _ in range(WARM_UP):
-        step.run()
+    try:
+        for _ in range(WARM_UP):
+            step.run()
+        if reason := why_not_captured(step.function.vm, step.function.maker.fgraph):
+            raise BenchmarkError(f"{case['case']}: not captured: {reason}")
+        return _profile(case["case"], step)
+    finally:
+        step.close()
+
+
+def _profile(case: str, step: Any) -> tuple[Row, list[Any]]:
     step.synchronize()
     events = [step.record()]
     for _ in range(TIMED):
@@ -103,7 +114,7 @@ def measure(case: dict[str, Any]) -> tuple[Row, list[Any]]:
     call_us, replay_us = host_times(step)
     kernels, busy_ms = kernel_times(step)
     row: Row = {
-        "case": case["case"],
+        "case": case,
         "ms": ms,
         "busy_ms": busy_ms,
         "idle": 1 - busy_ms / ms,
@@ -112,7 +123,6 @@ def measure(case: dict[str, Any]) -> tuple[Row, list[Any]]:
         "call_us": call_us,
         "compile_s": step.compile_s,
     }
-    step.close()
     return row, kernels
 
 
