@@ -321,8 +321,8 @@ FLAGS: tuple[Flag, ...] = (
         "2",
         Values(others="seconds, more than 0", convert=_seconds),
         "Time limit for timing the plans of one selection (time_once, time_on_shape_change). "
-        "Timing also ends when a quarter of it has brought nothing faster. A plan that is being "
-        "built or timed at that moment is finished.",
+        "Each stage also ends when a quarter of the limit, and more than eight plans, have "
+        "brought nothing faster. A plan that is being built or timed at that moment is finished.",
     ),
     Flag(
         "dnn.conv.cache",
