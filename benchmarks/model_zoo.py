@@ -24,7 +24,8 @@ __all__ = [
 
 SEED = 30
 #: Learning rates and coefficients of the optimizers. With a rate of 0.01, VGG diverges, so that
-#: losses of libraries that round differently are soon different.
+#: losses of libraries that round differently are soon different. With 1e-3, the loss of ResNet-50
+#: with 32 images falls more slowly, and PyTorch's in float32 and float64 differ by 0.3 %.
 RATES = {"sgd": 2e-4, "adam": 1e-3}
 MOMENTUM = 0.9
 ADAM = (0.9, 0.999, 1e-8)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.model_zoo import MODELS
+from benchmarks.model_zoo import MODELS, RATES
 from tests.networks import models
 from tests.networks.compare import check
 from tests.networks.models import model
@@ -56,6 +56,12 @@ def cases() -> list[Any]:
                     marks.append(pytest.mark.needs("ml_dtypes"))
                 found.append(pytest.param(name, device, precision, marks=marks))
     return found
+
+
+@pytest.fixture(autouse=True)
+def large_steps(monkeypatch):
+    """With larger steps than in the benchmark, a wrong gradient shows sooner."""
+    monkeypatch.setitem(RATES, "sgd", 1e-3)
 
 
 @pytest.mark.parametrize(("name", "device", "precision"), cases())
