@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytensor
 import pytest
+from pytensor.tensor.elemwise import Elemwise
+
+from dnnops.gpuarray.elemwise import GpuElemwise
 
 
 @pytest.fixture
@@ -13,3 +16,13 @@ def float32_numbers() -> Iterator[None]:
     """Make constants such as ``1e-4`` float32 in float32 expressions."""
     with pytensor.config.change_flags(floatX="float32"):
         yield
+
+
+@pytest.fixture
+def lowered_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let elementwise Ops of the device run on the host as they are."""
+    monkeypatch.setattr(
+        GpuElemwise,
+        "host_expressions",
+        lambda op, *x: Elemwise(op.scalar_op).make_node(*x).outputs,
+    )

@@ -12,7 +12,6 @@ import pytest
 from pytensor.compile.mode import get_mode
 from pytensor.gradient import disconnected_grad
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.elemwise import Elemwise
 
 from benchmarks import model_zoo
 from benchmarks.peers.models.dnnops_cpu import training_step
@@ -43,15 +42,6 @@ CUDNN = get_mode("CUDNN")
 def without_probing():
     with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
         yield
-
-
-@pytest.fixture
-def lowered_loops(monkeypatch):
-    monkeypatch.setattr(
-        GpuElemwise,
-        "host_expressions",
-        lambda op, *x: Elemwise(op.scalar_op).make_node(*x).outputs,
-    )
 
 
 def counts(fgraph: FunctionGraph) -> dict[str, int]:
