@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -156,13 +155,7 @@ def measure(g: Gpu, case: Case) -> dict[str, Any]:
         "copy": lambda: target.data.copy_from_device_async(source.data, NBYTES),
     }
     moved = {"dnnops": nbytes, "torch": nbytes, "copy": 2 * NBYTES}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            samples[name].append(g.timer(call))
-    ms = {name: statistics.median(times) for name, times in samples.items()}
+    ms = g.timer.compare(calls, ROUNDS)
     rate = {name: moved[name] / ms[name] for name in calls}
     return {
         "kind": case.kind,
@@ -176,17 +169,17 @@ def measure(g: Gpu, case: Case) -> dict[str, Any]:
 def main() -> None:
     """Print a table; the exit status is 1 if a row misses its goal."""
     from benchmarks.kernels_gpu import Gpu
+    from benchmarks.peers.dnnops_gpu import versions
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--only", default="", help="only cases with these words")
     arguments = parser.parse_args()
     g = Gpu()
-    machine = describe_machine(1)
-    machine["gpu"] = g.cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    machine = describe_machine(1) | versions() | {"torch": g.torch.__version__}
     rows: list[dict[str, Any]] = []
     missed = 0
-    print(f"{'':50} {'ms':>7} {'of copy':>7} {'PyTorch':>7}")
+    print(f"{'':54} {'ms':>7} {'of copy':>7} {'PyTorch':>7}")
     for case in CASES:
         if arguments.only not in case.name:
             continue
@@ -195,8 +188,8 @@ def main() -> None:
         misses = row["dnnops_of_copy"] < GOALS[case.kind]
         missed += misses
         print(
-            f"{case.name:50} {row['dnnops_ms']:7.4f} {row['dnnops_of_copy']:7.1%} "
-            f"{row['torch_of_copy']:7.1%}{' below the goal' if misses else ''}",
+            f"{case.name:54} {row['dnnops_ms']:7.4f} {row['dnnops_of_copy']:7.1%} "
+            f"{row['torch_of_copy']:7.1%}{' missed' if misses else ''}",
             flush=True,
         )
         g.cupy.get_default_memory_pool().free_all_blocks()

@@ -168,7 +168,9 @@ def main() -> None:
         )
         print_kernels(kernels, arguments.kernels)
     if arguments.json:
-        content = {"machine": describe_machine(1), "rows": rows}
+        from benchmarks.peers.dnnops_gpu import versions
+
+        content = {"machine": describe_machine(1) | versions(), "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     sys.exit(f"{missed} of {len(rows)} rows miss a goal" if missed else 0)
 

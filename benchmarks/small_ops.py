@@ -77,13 +77,15 @@ class Timer:
         stop.synchronize()
         return float(cupy.cuda.get_elapsed_time(start, stop)) / CALLS
 
-    def compare(self, calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    def compare(
+        self, calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS
+    ) -> dict[str, float]:
         """Return the median time of each call; the calls take turns after a warm-up."""
         for call in calls.values():
             call()
             call()
         found: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for name, call in calls.items():
                 found[name].append(self(call))
         return {name: statistics.median(times) for name, times in found.items()}
