@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dnnops.capture.memory import Pool
+from dnnops.capture.table import LaunchTable
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.keeping import results_not_kept
 from dnnops.runtime.op import raise_status
@@ -16,24 +17,50 @@ __all__ = ["Graph", "recorded"]
 
 
 class Graph:
-    """A CUDA graph that can be launched.
+    """A CUDA graph.
 
     Attributes
     ----------
-    executable : int
-        Address of the ``cudaGraphExec_t``.
     nodes : int
-        Number of kernels, copies and fills.
+        Number of kernels, copies and fills that were recorded.
     fills : int
         Number of fills that are not kernels, each of which makes a launch slower.
+    executable : int or None
+        Address of the ``cudaGraphExec_t``; None before `instantiate` is called.
     """
 
-    def __init__(self, executable: int, nodes: int, fills: int):
-        self.executable, self.nodes, self.fills = executable, nodes, fills
+    def __init__(self, address: int | None, nodes: int, fills: int):
+        self.nodes, self.fills = nodes, fills
+        self._address = address
+        self.executable: int | None = None
+        self._destroy = CUDNN.library.dnnops_cudnn_graph_destroy
 
     def __del__(self) -> None:
         with suppress(Exception):  # the interpreter may be ending
-            CUDNN.library.dnnops_cudnn_graph_destroy(self.executable)
+            self._destroy(self._address, self.executable)
+
+    def instantiate(self, table: LaunchTable | None) -> None:
+        """Make what can be launched, with the copies of a table. This is done once.
+
+        Raises
+        ------
+        DnnError
+            If CUDA fails, or the kernel that copies cannot be compiled.
+        """
+        import cupy
+
+        stream = cupy.cuda.get_current_stream().ptr
+        executable = ctypes.c_void_p()
+        status = CUDNN.library.dnnops_cudnn_graph_instantiate(
+            self._address,
+            ctypes.byref(table.structure) if table else None,
+            stream,
+            ctypes.byref(executable),
+        )
+        raise_status(CUDNN, status)
+        self.executable = executable.value
+        address, self._address = self._address, None
+        self._destroy(address, None)
 
 
 class _Recording:
@@ -75,10 +102,9 @@ def recorded(pool: Pool, stream: Any, *, is_trial: bool = False) -> Iterator[_Re
         if is_trial:
             raise_status(CUDNN, library.dnnops_cudnn_capture_end(stream.ptr, None, None, None))
             return
-        executable, nodes, fills = ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int64()
+        graph, nodes, fills = ctypes.c_void_p(), ctypes.c_int64(), ctypes.c_int64()
         status = library.dnnops_cudnn_capture_end(
-            stream.ptr, ctypes.byref(executable), ctypes.byref(nodes), ctypes.byref(fills)
+            stream.ptr, ctypes.byref(graph), ctypes.byref(nodes), ctypes.byref(fills)
         )
         raise_status(CUDNN, status)
-    assert executable.value is not None
-    recording.graph = Graph(executable.value, nodes.value, fills.value)
+    recording.graph = Graph(graph.value, nodes.value, fills.value)

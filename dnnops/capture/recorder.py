@@ -19,7 +19,7 @@ from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.capture.replay import Replay
 from dnnops.capture.schedule import Role, Schedule
-from dnnops.capture.staging import Staging
+from dnnops.capture.staging import uploads_of
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
 from dnnops.gpuarray.op import is_on_device
@@ -45,7 +45,7 @@ class Captured:
         Memory of its results and of workspaces. What is freed during the capture is used again by
         later nodes.
     upload_pool : Pool
-        Memory of host values, which are there before the graph starts.
+        Memory of host values, which are there before the first node runs.
     shared : list of tuple
         Storage and array of each shared variable.
     arguments : list of cupy.ndarray
@@ -55,7 +55,7 @@ class Captured:
     numbers : dict of Variable to cupy.ndarray
         Where elementwise nodes read host numbers.
     uploads : list of tuple
-        Storage of each host value that is copied to the device before the launch, and the array
+        Storage of each host value that a launch copies to the device, and the array
         that it is copied to.
     results : list of tuple
         Storage and value of each result that host nodes after the graph, or the caller, read.
@@ -310,7 +310,7 @@ class Recorder:
             captured.replay = Replay(
                 captured.graph,
                 copied,
-                Staging(captured.uploads, captured.upload_pool.block_of),
+                uploads_of(captured.uploads, captured.upload_pool.block_of),
                 captured.outputs,
                 captured.copied,
             )
@@ -356,7 +356,7 @@ class Recorder:
         self._set_updates(captured)
 
     def _uploaded(self, captured: Captured, cell: Cell) -> Any:
-        """Return a device array to which a host value is copied before each launch."""
+        """Return a device array to which each launch copies a host value."""
         import cupy
 
         with captured.upload_pool.used():

@@ -1,4 +1,4 @@
-"""Replays of CUDA graphs: the copies before and after a launch, in one call of C code."""
+"""Replays of CUDA graphs, and the copies that differ from launch to launch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,46 @@ from threading import get_ident
 from typing import Any
 
 from dnnops.capture.graph import Graph
-from dnnops.capture.staging import Staging
+from dnnops.capture.staging import Buffers, Upload
+from dnnops.capture.table import LaunchTable
 from dnnops.runtime.build import CUDNN
+from dnnops.runtime.headers import GPU, structure
 from dnnops.runtime.op import raise_status
 
 __all__ = ["Replay"]
 
 #: Words of a ``dnnops_copy``: the destination, the source and the number of bytes.
 _TO, _FROM, _BYTES, _WORDS = range(4)
+#: Uploads of at most so many bytes are read by the graph itself; others are copied before it.
+_READ_BYTES = 1 << 14
 #: Results of at most so many bytes in all are small. Allocating one takes longer than all else that
 #: a call does for it in Python, so memory for several calls is allocated at once.
 _SMALL_BYTES, _CALLS = 1 << 12, 16
 _ALIGNMENT = 256
+
+
+class _Copies:
+    """An array of ``dnnops_copy``, of each of which one word changes from call to call."""
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[int, int, int]] = []
+
+    def add(self, to: int, source: int, nbytes: int, changing: int) -> int:
+        """Add a copy, and return the position of the word that changes."""
+        self._copies.append((to, source, nbytes))
+        return _WORDS * (len(self._copies) - 1) + changing
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def sizes(self) -> list[int]:
+        """Return the bytes of each copy."""
+        return [copy[_BYTES] for copy in self._copies]
+
+    def words(self) -> Any:
+        """Return the words of all copies, an array of ctypes."""
+        words = [word for copy in self._copies for word in copy]
+        return (ctypes.c_int64 * len(words))(*words)
 
 
 class Replay:
@@ -28,10 +56,11 @@ class Replay:
     Parameters
     ----------
     graph : Graph
+        It is instantiated here.
     arguments : sequence of tuple
         Storage of each argument, its value when the graph was captured, and the array that the
         graph reads. Values of replays have the shape and strides of the first one.
-    staging : Staging
+    uploads : sequence of Upload
         The host values that the graph reads.
     outputs : sequence
         The function's outputs: arrays that the graph writes, or other objects.
@@ -43,36 +72,47 @@ class Replay:
         self,
         graph: Graph,
         arguments: Sequence[tuple[list[Any], Any, Any]],
-        staging: Staging,
+        uploads: Sequence[Upload],
         outputs: Sequence[Any],
         copied: Sequence[int],
     ):
         import cupy
 
-        self._graph, self._staging, self._outputs = graph, staging, outputs
-        number = 2 if staging.copies else 0
-        self._uploaded = [cupy.cuda.Event(disable_timing=True) for _ in range(number)]
-        self._turn = 0
-        # The copies before the launch come first. Of each, one word changes from call to call.
-        copies: list[tuple[int, int, int]] = []
-
-        def add(to: int, source: int, nbytes: int, changing: int) -> int:
-            copies.append((to, source, nbytes))
-            return _WORDS * (len(copies) - 1) + changing
-
+        self._graph, self._outputs = graph, outputs
+        copies = _Copies()
         self._blocks: list[tuple[list[Any], int]] = []
         self._assigned: list[tuple[list[Any], Any]] = []
         for cell, value, own in arguments:
             # The graph's array has no gaps, so neither has an array of the same strides.
             if value.strides == own.strides:
-                self._blocks.append((cell, add(own.data.ptr, 0, own.nbytes, _FROM)))
+                self._blocks.append((cell, copies.add(own.data.ptr, 0, own.nbytes, _FROM)))
             else:
                 self._assigned.append((cell, own))
-        self._staged = [
-            (addresses, add(target, 0, nbytes, _FROM))
-            for target, addresses, nbytes in staging.copies
-        ]
-        self._before = len(copies)
+        read = [upload for upload in uploads if upload.nbytes <= _READ_BYTES]
+        read_at = [copies.add(upload.to, 0, upload.nbytes, _FROM) for upload in read]
+        before = len(copies)
+        self._add_results(copies, outputs, copied)
+        self._words = copies.words()
+        self._table = self._tabled(copies.sizes(), before, read, read_at)
+        self._stage([upload for upload in uploads if upload.nbytes > _READ_BYTES])
+        graph.instantiate(self._table)
+        self._launched = structure("dnnops_replay", GPU)(
+            executable=graph.executable,
+            table=self._table.structure.memory if self._table else None,
+            copies=ctypes.addressof(self._words),
+            copy_count=len(copies),
+            uploads=ctypes.addressof(self._upload_words),
+            upload_count=len(self._staged),
+        )
+        self._parameters = ctypes.byref(self._launched)
+        self._ndarray, self._allocate = cupy.ndarray, cupy.cuda.alloc
+        self._current_stream = cupy.cuda.get_current_stream
+        self._launch = CUDNN.library.dnnops_cudnn_graph_replay
+
+    def _add_results(self, copies: _Copies, outputs: Sequence[Any], copied: Sequence[int]) -> None:
+        """Add the copies of outputs, most of which are made by the graph."""
+        import cupy
+
         self._small: list[tuple[int, Any, Any, int, int]] = []
         self._new: list[tuple[int, Any, Any, int]] = []
         self._copied: list[int] = []
@@ -82,7 +122,7 @@ class Replay:
             if not isinstance(array, cupy.ndarray) or not array.flags.c_contiguous:
                 self._copied.append(position)
                 continue
-            at = add(0, array.data.ptr, array.nbytes, _TO)
+            at = copies.add(0, array.data.ptr, array.nbytes, _TO)
             end = self._small_bytes + -(-max(array.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
             if end > _SMALL_BYTES:
                 self._new.append((position, array.shape, array.dtype, at))
@@ -90,36 +130,65 @@ class Replay:
             self._small.append((position, array.shape, array.dtype, at, self._small_bytes))
             self._small_bytes = end
         self._memory, self._memory_owner, self._calls_left = None, (0, 0), 0
-        self._after = len(copies) - self._before
-        words = [word for copy in copies for word in copy]
-        self._words = (ctypes.c_int64 * len(words))(*words)
-        self._ndarray, self._allocate = cupy.ndarray, cupy.cuda.alloc
-        self._current_stream = cupy.cuda.get_current_stream
-        self._launch = CUDNN.library.dnnops_cudnn_graph_replay
+
+    def _tabled(
+        self, sizes: Sequence[int], before: int, read: Sequence[Upload], read_at: Sequence[int]
+    ) -> LaunchTable | None:
+        """Return the table of the graph's copies, with places for the uploads that it reads."""
+        self._read: list[tuple[Buffers, int]] = []
+        if not sizes:
+            return None
+        table = LaunchTable(sizes[:before], sizes[before:], [upload.nbytes for upload in read])
+        self._read = [
+            (Buffers(upload, address, table.structure.slot_bytes, table.slots, table), at)
+            for upload, address, at in zip(read, table.values_at, read_at, strict=True)
+        ]
+        return table
+
+    def _stage(self, uploads: Sequence[Upload]) -> None:
+        """Make two buffers for each upload, so that a launch need not wait for the one before."""
+        import cupy
+
+        copies = _Copies()
+        self._staged: list[tuple[Buffers, int]] = []
+        for upload in uploads:
+            stride = -(-upload.nbytes // _ALIGNMENT) * _ALIGNMENT
+            memory = cupy.cuda.alloc_pinned_memory(2 * stride)
+            buffers = Buffers(upload, memory.ptr, stride, 2, memory)
+            self._staged.append((buffers, copies.add(upload.to, 0, upload.nbytes, _FROM)))
+        self._upload_words = copies.words()
+        number = 2 if uploads else 0
+        self._uploaded = [cupy.cuda.Event(disable_timing=True) for _ in range(number)]
+        self._turn = 0
 
     def run(self) -> list[Any]:
-        """Copy arguments and host values to the device, launch the graph, and return the outputs.
+        """Launch the graph, which copies arguments and host values, and return the outputs.
 
         Raises
         ------
         DnnError
             If a host value has another shape or dtype, or CUDA fails.
+        CUDARuntimeError
+            If an earlier launch has failed.
         """
         words = self._words
         stream = self._current_stream().ptr
-        for cell, at in self._blocks:
-            words[at] = cell[0].data.ptr
+        slot = uploaded = None
+        if self._table is not None:
+            number, slot = self._table.next_slot()
+            for buffers, at in self._read:
+                words[at] = buffers.store(number)
+            for cell, at in self._blocks:
+                words[at] = cell[0].data.ptr
         for cell, own in self._assigned:
             if cell[0] is not own:
                 own[...] = cell[0]
-        uploaded = None
         if self._staged:
             self._turn = turn = 1 - self._turn
             event = self._uploaded[turn]
             event.synchronize()  # the buffers are free
-            self._staging.store(turn)
-            for addresses, at in self._staged:
-                words[at] = addresses[turn]
+            for buffers, at in self._staged:
+                self._upload_words[at] = buffers.store(turn)
             uploaded = event.ptr
         outputs = [*self._outputs]
         if self._small:
@@ -130,14 +199,7 @@ class Replay:
         for position, shape, dtype, at in self._new:
             outputs[position] = new = self._ndarray(shape, dtype)
             words[at] = new.data.ptr
-        status = self._launch(
-            self._graph.executable,
-            words,
-            self._before,
-            self._after,
-            uploaded,
-            stream,
-        )
+        status = self._launch(self._parameters, slot, uploaded, stream)
         if status:
             raise_status(CUDNN, status)
         for position in self._copied:

@@ -28,7 +28,7 @@ class Role(Enum):
 
     ``FIXED`` nodes run on the host and depend only on shapes and constants, so they run once,
     during the capture. ``BEFORE`` nodes run on the host before the graph is launched, ``AFTER``
-    nodes afterwards. ``UPLOAD`` nodes copy a host value to the device before the launch. ``DEVICE``
+    nodes afterwards. ``UPLOAD`` nodes copy a host value to the device in each launch. ``DEVICE``
     nodes are in the graph.
     """
 
@@ -52,7 +52,7 @@ class Schedule:
         A captured graph is valid for one value of each.
     numbers : frozenset of Variable
         Host numbers that elementwise nodes in the graph read, such as a learning rate. They are
-        copied to the device before each launch.
+        copied to the device by each launch.
     device : int
         Number of the device.
     """

@@ -138,6 +138,12 @@ class CapturingVM:
 
         `last` is what was launched last, if shared variables still have its arrays.
         """
+        import cupy
+
+        if cupy.cuda.get_current_stream().is_capturing():
+            # The caller's graph may be launched at any time, which a graph of dnnops would not
+            # know of.
+            return self.vm()
         for position, thunk in self._before:
             self._run(position, thunk)
         key = (signature, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))

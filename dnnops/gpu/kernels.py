@@ -116,6 +116,11 @@ _PROGRAMS = {
         "gpu/kernels/numbers.cuh",
         "gpu/norm/fold_batchnorm.cuh",
     ),
+    "graph_copies": (
+        "gpu/kernels/graph_copies_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/graph_copies.cuh",
+    ),
     "pool": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

@@ -358,7 +358,7 @@ def test_what_cannot_be_captured(capsys):
     assert "is not captured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", ["is_same", "Staging"], ids=["during", "after"])
+@pytest.mark.parametrize("place", ["is_same", "uploads_of"], ids=["during", "after"])
 def test_a_capture_that_fails(monkeypatch, place):
     """The call, and those after it, run without a graph."""
     from dnnops.capture import recorder
@@ -377,7 +377,7 @@ def test_a_capture_that_fails(monkeypatch, place):
     assert not f.vm.replays
 
 
-@pytest.mark.parametrize("place", ["is_same", "Staging"], ids=["during", "after"])
+@pytest.mark.parametrize("place", ["is_same", "uploads_of"], ids=["during", "after"])
 def test_an_interrupted_capture(monkeypatch, place):
     from dnnops.capture import recorder
 

@@ -111,6 +111,29 @@ def test_arguments_that_move_once(devices, monkeypatch):
     assert not vm.reason
 
 
+def test_calls_within_another_capture(devices, monkeypatch):
+    """They run node by node, and later calls are captured and replayed."""
+    vm = doubling(devices)
+    ran: list[str] = []
+
+    def capture(in_place: list[bool]) -> Captured:
+        ran.append("capture")
+        nothing: Any = None
+        captured = Captured(nothing, nothing, nothing, [], [])
+        captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
+        return captured
+
+    monkeypatch.setattr(vm._recorder, "capture", capture)
+    monkeypatch.setattr(vm, "vm", lambda: ran.append("nodes"))
+    for captures in (True, False, True, False):
+        monkeypatch.setattr(devices._streams[1], "captures", captures)
+        for _ in range(ORDINARY_CALLS + 1):
+            vm()
+    ordinary = ["nodes"] * (ORDINARY_CALLS + 1)
+    assert ran == [*ordinary, "capture", *ordinary]
+    assert vm.replays == 2 * (ORDINARY_CALLS + 1)
+
+
 def test_two_threads_in_one_function(devices):
     """PyTensor stores the arguments of a call in the function."""
     vm = doubling(devices)

@@ -11,7 +11,6 @@ import pytest
 from dnnops.capture.graph import recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.replay import Replay
-from dnnops.capture.staging import Staging
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.oracle import SEED
 
@@ -88,7 +87,7 @@ def test_fills_of_a_captured_graph():
         assert not driver.cuMemsetD2D8Async(to, pitch, 7, width, height, on)
     graph = recording.graph
     assert (graph.nodes, graph.fills) == (len(cases) + 1, 1)
-    Replay(graph, [], Staging([], int), [], []).run()
+    Replay(graph, [], [], [], []).run()
     *filled, rows = memory.get()
     zeros = np.zeros(1 << 16, "u1")
     for row, case in zip(filled, cases, strict=True):

@@ -81,8 +81,11 @@ class FakeDevices(ModuleType):
     def empty(self, shape: Any, dtype: Any) -> FakeArray:
         return self.array(np.full(shape, -77, dtype))
 
-    def _device(self, number: int) -> Any:
-        return _Device(self, number)
+    def zeros(self, shape: Any, dtype: Any) -> FakeArray:
+        return self.array(np.zeros(shape, dtype))
+
+    def _device(self, number: int | None = None) -> Any:
+        return _Device(self, self.current if number is None else number)
 
     def _copy_peer(self, to: int, to_device: int, start: int, device: int, size: int, stream: int):
         assert stream == self._streams[self.current].ptr
@@ -114,9 +117,16 @@ class _Stream:
     """A device's default stream, which exists under one address on all devices."""
 
     ptr = 0
+    captures = False
 
     def __init__(self, devices: FakeDevices, number: int):
         self._devices, self._number = devices, number
+
+    def synchronize(self) -> None:
+        pass
+
+    def is_capturing(self) -> bool:
+        return self.captures
 
     def wait_event(self, event: _Event) -> None:
         assert self._devices.current == self._number

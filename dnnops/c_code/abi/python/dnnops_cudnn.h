@@ -129,11 +129,11 @@ typedef enum dnnops_product_setting {
 int dnnops_cudnn_product(const dnnops_context *context, int64_t settings, double alpha, double beta,
                          const dnnops_tensor *inputs, dnnops_tensor *output);
 
-/* Record the work of a stream as a CUDA graph; the stream must not be the default one. If `executable` is null, what
- * was recorded is discarded. Kernels take the place of fills of memory; `nodes` receives the number of kernels and copies
- * after that, and `fills` that of fills that are left. */
+/* Record the work of a stream as a CUDA graph; the stream must not be the default one. If `graph` is null, what was
+ * recorded is discarded. Kernels take the place of fills of memory; `nodes` receives the number of kernels and copies after
+ * that, and `fills` that of fills that are left. */
 int dnnops_cudnn_capture_begin(void *stream);
-int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes, int64_t *fills);
+int dnnops_cudnn_capture_end(void *stream, void **graph, int64_t *nodes, int64_t *fills);
 
 /* A copy between blocks of memory, of which one may be page-locked memory of the host. */
 typedef struct dnnops_copy {
@@ -142,11 +142,38 @@ typedef struct dnnops_copy {
   int64_t bytes;
 } dnnops_copy;
 
-/* Run the first `before` copies, a graph, and the `after` copies that follow, on a stream. The event `uploaded` is
- * recorded before the graph, unless it is null. */
-int dnnops_cudnn_graph_replay(void *executable, const dnnops_copy *copies, int64_t before, int64_t after,
-                              void *uploaded, void *stream);
-void dnnops_cudnn_graph_destroy(void *executable);
+/* What a graph copies, before its nodes and after them, between addresses that differ from launch to launch. Its kernels
+ * read the addresses from page-locked memory, which has a header and slots that launches use in turn. */
+typedef struct dnnops_table_header {
+  int read;     /* the number of launches that have read their slots; it wraps around, as the next one does */
+  int launched; /* the number of all launches */
+  int unused[14];
+} dnnops_table_header;
+typedef struct dnnops_launch_table {
+  void *memory;
+  int64_t slot_bytes, slots; /* the number of slots is a power of two */
+  void *counters;            /* two numbers of 32 bits on the device, which are 0 */
+  int64_t before, bytes_before, after, bytes_after; /* numbers of copies, and their bytes in all */
+} dnnops_launch_table;
+
+/* Make a graph that can be launched. `table` is null if the graph copies nothing of the kind. */
+int dnnops_cudnn_graph_instantiate(void *graph, const dnnops_launch_table *table, void *stream, void **executable);
+
+/* What a launch needs, in a struct that stays the same. `copies` are stored in the launch's slot, and `uploads` are made
+ * before the launch. */
+typedef struct dnnops_replay {
+  void *executable;
+  void *table; /* the memory of the launch table, or null */
+  const dnnops_copy *copies;
+  int64_t copy_count;
+  const dnnops_copy *uploads;
+  int64_t upload_count;
+} dnnops_replay;
+
+/* Launch a graph on a stream. The event `uploaded` is recorded after the uploads, unless it is null. `slot` is null if
+ * there is no table. */
+int dnnops_cudnn_graph_replay(const dnnops_replay *replay, void *slot, void *uploaded, void *stream);
+void dnnops_cudnn_graph_destroy(void *graph, void *executable);
 
 /* Recordings of a plan that `dnnops.graph` executes, as CUDA graphs. */
 void *dnnops_cudnn_graph_replays_new(void);

@@ -1,8 +1,11 @@
 // Record what a stream runs as a CUDA graph, and run the graph.
 #include <algorithm>
-#include <vector>
+#include <cstring>
+#include <memory>
 
 #include "descriptor.hpp"
+#include "graph_copies.hpp"
+#include "graph_edges.hpp"
 #include "graph_fills.hpp"
 #include "handle.hpp"
 
@@ -13,11 +16,7 @@ namespace {
 // Fails if the graph copies from or to the host: the copy would use memory that is only valid now. Functions of
 // the host cannot be replayed either.
 void require_only_device(cudaGraph_t graph) {
-  size_t count = 0;
-  DNNOPS_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
-  std::vector<cudaGraphNode_t> nodes(count);
-  DNNOPS_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
-  for (cudaGraphNode_t node : nodes) {
+  for (cudaGraphNode_t node : nodes_of(graph)) {
     cudaGraphNodeType type;
     DNNOPS_CHECK(cudaGraphNodeGetType(node, &type));
     if (type == cudaGraphNodeTypeHost) fail(DNNOPS_NOT_SUPPORTED, "it calls a function of the host");
@@ -34,12 +33,12 @@ void require_only_device(cudaGraph_t graph) {
   }
 }
 
-struct Graph {
-  cudaGraph_t graph = nullptr;
-  ~Graph() {
-    if (graph) cudaGraphDestroy(graph);
-  }
-};
+// This thread's handle for the device that is current.
+const Handle &current_handle(void *stream) {
+  int device = 0;
+  DNNOPS_CHECK(cudaGetDevice(&device));
+  return handle_for(device, stream);
+}
 
 }  // namespace
 
@@ -58,42 +57,54 @@ DNNOPS_EXPORT int dnnops_cudnn_capture_begin(void *stream) {
   });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **executable, int64_t *nodes, int64_t *fills) {
+DNNOPS_EXPORT int dnnops_cudnn_capture_end(void *stream, void **graph, int64_t *nodes, int64_t *fills) {
   return dnnops::guarded("CUDA graph", nullptr, 0, [&] {
-    dnnops::Graph captured;
-    const cudaError_t status = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &captured.graph);
+    cudaGraph_t captured = nullptr;
+    const cudaError_t status = cudaStreamEndCapture(static_cast<cudaStream_t>(stream), &captured);
     if (status != cudaSuccess) cudaGetLastError();  // otherwise the next launch check would report it
+    std::unique_ptr<CUgraph_st, decltype(&cudaGraphDestroy)> owner(captured, &cudaGraphDestroy);
     DNNOPS_CHECK(status);
-    if (!executable) return;  // the capture is discarded
-    dnnops::require_only_device(captured.graph);
-    int device = 0;
-    DNNOPS_CHECK(cudaGetDevice(&device));
-    *fills = dnnops::replace_fills(captured.graph, dnnops::handle_for(device, stream));
-    size_t count = 0;
-    DNNOPS_CHECK(cudaGraphGetNodes(captured.graph, nullptr, &count));
-    *nodes = static_cast<int64_t>(count);
+    if (!graph) return;  // the capture is discarded
+    dnnops::require_only_device(captured);
+    *fills = dnnops::replace_fills(captured, dnnops::current_handle(stream));
+    *nodes = static_cast<int64_t>(dnnops::nodes_of(captured).size());
+    *graph = owner.release();
+  });
+}
+
+DNNOPS_EXPORT int dnnops_cudnn_graph_instantiate(void *graph, const dnnops_launch_table *table, void *stream,
+                                                 void **executable) {
+  return dnnops::guarded("CUDA graph", nullptr, 0, [&] {
+    const cudaGraph_t captured = static_cast<cudaGraph_t>(graph);
+    if (table) dnnops::add_copies(captured, dnnops::current_handle(stream), *table);
     cudaGraphExec_t made = nullptr;
-    DNNOPS_CHECK(cudaGraphInstantiateWithFlags(&made, captured.graph, cudaGraphInstantiateFlagUseNodePriority));
+    DNNOPS_CHECK(cudaGraphInstantiateWithFlags(&made, captured, cudaGraphInstantiateFlagUseNodePriority));
     *executable = made;
   });
 }
 
-DNNOPS_EXPORT int dnnops_cudnn_graph_replay(void *executable, const dnnops_copy *copies, int64_t before, int64_t after,
-                                            void *uploaded, void *stream) {
+DNNOPS_EXPORT int dnnops_cudnn_graph_replay(const dnnops_replay *replay, void *slot, void *uploaded, void *stream) {
   return dnnops::guarded("CUDA graph", nullptr, 0, [&] {
     const cudaStream_t on = static_cast<cudaStream_t>(stream);
-    const auto run = [&](const dnnops_copy &copy) {
-      if (copy.bytes && copy.to != copy.from)
-        DNNOPS_CHECK(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, on));
-    };
-    std::for_each(copies, copies + before, run);
+    // The host counts launches, and those of a graph that contains this one would not be counted.
+    if (slot && dnnops::is_capturing(stream))
+      dnnops::fail(DNNOPS_NOT_SUPPORTED, "a captured function cannot run while its stream is being captured");
+    std::for_each(replay->uploads, replay->uploads + replay->upload_count, [&](const dnnops_copy &copy) {
+      DNNOPS_CHECK(cudaMemcpyAsync(copy.to, copy.from, copy.bytes, cudaMemcpyDefault, on));
+    });
     if (uploaded) DNNOPS_CHECK(cudaEventRecord(static_cast<cudaEvent_t>(uploaded), on));
-    DNNOPS_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable), on));
-    std::for_each(copies + before, copies + before + after, run);
+    if (slot) std::memcpy(slot, replay->copies, replay->copy_count * sizeof(dnnops_copy));
+    DNNOPS_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(replay->executable), on));
+    // Here, because Python may be interrupted before it would count the launch.
+    if (!slot) return;
+    int &launched = static_cast<dnnops_table_header *>(replay->table)->launched;
+    launched = static_cast<int>(static_cast<unsigned>(launched) + 1);
   });
 }
 
-// If the graph is still running, it is destroyed when it is done.
-DNNOPS_EXPORT void dnnops_cudnn_graph_destroy(void *executable) {
-  if (executable && !dnnops::process_is_ending) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable));
+DNNOPS_EXPORT void dnnops_cudnn_graph_destroy(void *graph, void *executable) {
+  if (dnnops::process_is_ending) return;
+  if (graph) cudaGraphDestroy(static_cast<cudaGraph_t>(graph));
+  // If it is still running, it is destroyed when it is done.
+  if (executable) cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable));
 }
