@@ -61,9 +61,9 @@ class Plan:
     places: tuple[tuple[int, int], ...]
 
 
-def rounded(size: int) -> int:
-    """Return the bytes that an array of `size` bytes takes; at least one multiple."""
-    return max(1, -(-size // ALIGNMENT)) * ALIGNMENT
+def rounded(size: int, alignment: int = ALIGNMENT) -> int:
+    """Return the bytes that `size` bytes take: a multiple of `alignment`, and at least one."""
+    return max(1, -(-size // alignment)) * alignment
 
 
 def planned(lifetimes: Sequence[Lifetime]) -> Plan:

@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any
 
 from dnnops.capture.graph import Graph
+from dnnops.capture.plan import rounded
 from dnnops.capture.staging import Buffers, Upload
 from dnnops.capture.table import LaunchTable
 from dnnops.runtime.build import CUDNN
@@ -123,7 +124,7 @@ class Replay:
                 self._copied.append(position)
                 continue
             at = copies.add(0, array.data.ptr, array.nbytes, _TO)
-            end = self._small_bytes + -(-max(array.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+            end = self._small_bytes + rounded(array.nbytes, _ALIGNMENT)
             if end > _SMALL_BYTES:
                 self._new.append((position, array.shape, array.dtype, at))
                 continue
@@ -152,7 +153,7 @@ class Replay:
         copies = _Copies()
         self._staged: list[tuple[Buffers, int]] = []
         for upload in uploads:
-            stride = -(-upload.nbytes // _ALIGNMENT) * _ALIGNMENT
+            stride = rounded(upload.nbytes, _ALIGNMENT)
             memory = cupy.cuda.alloc_pinned_memory(2 * stride)
             buffers = Buffers(upload, memory.ptr, stride, 2, memory)
             self._staged.append((buffers, copies.add(upload.to, 0, upload.nbytes, _FROM)))

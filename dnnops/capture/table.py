@@ -11,6 +11,7 @@ from itertools import accumulate
 from threading import Lock
 from typing import Any
 
+from dnnops.capture.plan import rounded
 from dnnops.errors import DnnError
 from dnnops.runtime.headers import GPU, structure
 
@@ -59,7 +60,8 @@ class LaunchTable:
         _free_read()
         header = structure("dnnops_table_header", GPU)
         words = (len(before) + len(after)) * ctypes.sizeof(structure("dnnops_copy", GPU))
-        offsets = [*accumulate(map(_aligned, values), initial=_aligned(words))]
+        sizes = [rounded(size, _ALIGNMENT) for size in (words, *values)]
+        offsets = [*accumulate(sizes)]
         slot_bytes = offsets.pop()
         self.slots = _MOST_SLOTS
         while self.slots > _FEWEST_SLOTS and self.slots * slot_bytes > _MOST_BYTES:
@@ -139,7 +141,3 @@ def _free_read() -> None:
 def _is_read(header: Any) -> bool:
     """Return whether all launches have read their slots."""
     return bool(header.launched == header.read)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

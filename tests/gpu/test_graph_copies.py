@@ -70,13 +70,11 @@ def test_many_launches_on_two_streams():
 
     random = np.random.default_rng(SEED)
     shapes = ((), (3,), (7, 5), (300, 1001))
-    with cupy.cuda.Device():
-        own = [cupy.zeros(shape, "float32") for shape in shapes]
-        factor, out = cupy.zeros((), "float32"), [cupy.zeros(shape, "float32") for shape in shapes]
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with recorded(Pool(), stream) as recording:
-            for x, z in zip(own, out, strict=True):
-                cupy.multiply(x, factor, out=z)
+    own, out = ([cupy.zeros(shape, "float32") for shape in shapes] for _ in range(2))
+    factor = cupy.zeros((), "float32")
+    with recorded(Pool(), cupy.cuda.Stream(non_blocking=True)) as recording:
+        for x, z in zip(own, out, strict=True):
+            cupy.multiply(x, factor, out=z)
     host, cells = [np.zeros((), "float32")], [[x.copy()] for x in own]
     arguments = [(cell, cell[0], x) for cell, x in zip(cells, own, strict=True)]
     replay = Replay(
