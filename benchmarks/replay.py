@@ -2,10 +2,13 @@
 
 For each network of the benchmark of models, the table has the milliseconds of a step, the share of
 it in which no kernel runs, the kernels, and the microseconds that the host needs for the replay and
-for the call of the compiled function. Goals: less than 2 % of idle time, and a replay of 30 us.
+for the call of the compiled function: while the device works on earlier steps, and while it is
+idle. After each wait for the device, the host's caches are cold. Goals: less than 2 % of idle time,
+and a replay of 30 us in both cases.
 
 A step's time is the median between CUDA events, while nothing is profiled. PyTorch's profiler tells
-how long kernels run; kernels that run at the same time count once.
+how long kernels run; kernels that run at the same time count once. Each case has a process of its
+own, because once a process has been profiled, its launches take several times as long.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise, starmap
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,12 +36,14 @@ from dnnops.capture.vm import why_not_captured
 
 #: Steps until a function is captured, and steps that are timed and profiled.
 WARM_UP, TIMED, PROFILED = 8, 40, 3
+#: Steps that are launched one after the other, the first of them on an idle device.
+QUEUED = 9
 #: Goals: the share of a step without a kernel, and microseconds of the host for a replay.
 MOST_IDLE, MOST_REPLAY_US = 0.02, 1e3 * MOST_HOST_MS
 
 
-def host_times(step: Any) -> tuple[float, float]:
-    """Return the median microseconds of calls and of their replays while the device is idle."""
+def host_times(step: Any) -> dict[str, float]:
+    """Return the median microseconds of replays and calls: queued ones, and on an idle device."""
     run = Replay.run
     calls: list[float] = []
     replays: list[float] = []
@@ -50,11 +57,20 @@ def host_times(step: Any) -> tuple[float, float]:
     with patch.object(Replay, "run", timed):
         for _ in range(TIMED):
             step.synchronize()
-            start = time.perf_counter()
-            step.run()
-            calls.append(time.perf_counter() - start)
+            for _ in range(QUEUED):
+                start = time.perf_counter()
+                step.run()
+                calls.append(time.perf_counter() - start)
     step.synchronize()
-    return 1e6 * statistics.median(calls), 1e6 * statistics.median(replays)
+
+    assert len(replays) == len(calls)
+    queued = [i for i in range(len(calls)) if i % QUEUED]
+    return {
+        "replay_us": 1e6 * statistics.median(replays[i] for i in queued),
+        "idle_replay_us": 1e6 * statistics.median(replays[::QUEUED]),
+        "call_us": 1e6 * statistics.median(calls[i] for i in queued),
+        "idle_call_us": 1e6 * statistics.median(calls[::QUEUED]),
+    }
 
 
 def kernel_times(step: Any) -> tuple[list[Any], float]:
@@ -88,8 +104,8 @@ def busy_us(kernels: Sequence[Any]) -> float:
     return busy
 
 
-def measure(case: dict[str, Any]) -> tuple[Row, list[Any]]:
-    """Profile a case; return a row, and the kernels of `PROFILED` steps."""
+def measure(case: dict[str, Any]) -> tuple[Row, list[tuple[str, float]]]:
+    """Profile a case; return a row, and name and microseconds of kernels of `PROFILED` steps."""
     from benchmarks.peers.models.dnnops_gpu import Step
 
     step = Step({**case, "flags": dnnops_flags(case["precision"])})
@@ -103,7 +119,7 @@ def measure(case: dict[str, Any]) -> tuple[Row, list[Any]]:
         step.close()
 
 
-def _profile(case: str, step: Any) -> tuple[Row, list[Any]]:
+def _profile(case: str, step: Any) -> tuple[Row, list[tuple[str, float]]]:
     step.synchronize()
     events = [step.record()]
     for _ in range(TIMED):
@@ -111,7 +127,7 @@ def _profile(case: str, step: Any) -> tuple[Row, list[Any]]:
         events.append(step.record())
     step.synchronize()
     ms = 1e3 * statistics.median(starmap(step.seconds_between, pairwise(events)))
-    call_us, replay_us = host_times(step)
+    host = host_times(step)
     kernels, busy_ms = kernel_times(step)
     row: Row = {
         "case": case,
@@ -119,18 +135,17 @@ def _profile(case: str, step: Any) -> tuple[Row, list[Any]]:
         "busy_ms": busy_ms,
         "idle": 1 - busy_ms / ms,
         "kernels": len(kernels) / PROFILED,
-        "replay_us": replay_us,
-        "call_us": call_us,
+        **host,
         "compile_s": step.compile_s,
     }
-    return row, kernels
+    return row, [(event.name, event.time_range.elapsed_us()) for event in kernels]
 
 
-def print_kernels(kernels: Sequence[Any], number: int) -> None:
+def print_kernels(kernels: Sequence[tuple[str, float]], number: int) -> None:
     """Print the kernels that take most of a step."""
     found: dict[str, list[float]] = {}
-    for event in kernels:
-        found.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    for name, us in kernels:
+        found.setdefault(name, []).append(us)
     ordered = sorted(found.items(), key=lambda item: -sum(item[1]))
     for name, times in ordered[:number]:
         us, count = sum(times) / PROFILED, len(times) / PROFILED
@@ -155,24 +170,28 @@ def main() -> None:
     }
     rows: list[Row] = []
     missed = 0
-    print(f"{'':36} {'ms':>8} {'idle':>6} {'kernels':>7} {'replay us':>9} {'call us':>8}")
-    for case in selected(model_cases(peers=()), wanted):
-        row, kernels = measure(case)
-        rows.append(row)
-        misses = row["idle"] >= MOST_IDLE or row["replay_us"] > MOST_REPLAY_US
-        missed += misses
-        print(
-            f"{row['case']:36} {row['ms']:8.3f} {row['idle']:6.1%} {row['kernels']:7.0f} "
-            f"{row['replay_us']:9.1f} {row['call_us']:8.1f}{' misses' if misses else ''}",
-            flush=True,
-        )
-        print_kernels(kernels, arguments.kernels)
+    print(f"{'':34} {'ms':>7} {'idle':>5} {'kernels':>7} {'replay us':>9} {'call us':>8}")
+    print(f"{'':56} {'queued/idle':>18}")
+    cases = selected(model_cases(peers=()), wanted)
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        for row, kernels in processes.map(measure, cases):
+            rows.append(row)
+            slowest = max(row["replay_us"], row["idle_replay_us"])
+            misses = row["idle"] >= MOST_IDLE or slowest > MOST_REPLAY_US
+            missed += misses
+            print(
+                f"{row['case']:34} {row['ms']:7.3f} {row['idle']:5.1%} {row['kernels']:7.0f} "
+                f"{row['replay_us']:5.0f}/{row['idle_replay_us']:<3.0f} "
+                f"{row['call_us']:4.0f}/{row['idle_call_us']:<3.0f}{' *' if misses else ''}",
+                flush=True,
+            )
+            print_kernels(kernels, arguments.kernels)
     if arguments.json:
         from benchmarks.peers.dnnops_gpu import versions
 
         content = {"machine": describe_machine(1) | versions(), "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    sys.exit(f"{missed} of {len(rows)} rows miss a goal" if missed else 0)
+    sys.exit(f"{missed} of {len(rows)} rows miss a goal (*)" if missed else 0)
 
 
 if __name__ == "__main__":
