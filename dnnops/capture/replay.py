@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
@@ -131,6 +132,7 @@ class Replay:
             self._small.append((position, array.shape, array.dtype, at, self._small_bytes))
             self._small_bytes = end
         self._memory, self._memory_owner, self._calls_left = None, (0, 0), 0
+        self._next_small: tuple[tuple[int, int], list[tuple[int, Any]]] | None = None
 
     def _tabled(
         self, sizes: Sequence[int], before: int, read: Sequence[Upload], read_at: Sequence[int]
@@ -193,10 +195,9 @@ class Replay:
             uploaded = event.ptr
         outputs = [*self._outputs]
         if self._small:
-            memory, start = self._memory_for_small(stream)
-            for position, shape, dtype, at, offset in self._small:
-                outputs[position] = new = self._ndarray(shape, dtype, memory + (start + offset))
-                words[at] = new.data.ptr
+            owner = stream, get_ident()
+            for position, new in self._arrays_for_small(owner):
+                outputs[position] = new
         for position, shape, dtype, at in self._new:
             outputs[position] = new = self._ndarray(shape, dtype)
             words[at] = new.data.ptr
@@ -205,15 +206,35 @@ class Replay:
             raise_status(CUDNN, status)
         for position in self._copied:
             outputs[position] = outputs[position].copy()
+        if self._small:
+            # While the device works, so the next call launches sooner. The results of this one do
+            # not need the memory.
+            with suppress(MemoryError):
+                self._next_small = owner, self._new_small(owner)
         return outputs
 
-    def _memory_for_small(self, stream: int) -> tuple[Any, int]:
+    def _arrays_for_small(self, owner: tuple[int, int]) -> list[tuple[int, Any]]:
+        """Return the positions of the small results, and arrays that this launch writes."""
+        made, self._next_small = self._next_small, None
+        return made[1] if made and made[0] == owner else self._new_small(owner)
+
+    def _new_small(self, owner: tuple[int, int]) -> list[tuple[int, Any]]:
+        """Make arrays for the small results, and let the next launch write them."""
+        memory, start = self._memory_for_small(owner)
+        found = []
+        for position, shape, dtype, at, offset in self._small:
+            new = self._ndarray(shape, dtype, memory + (start + offset))
+            self._words[at] = new.data.ptr
+            found.append((position, new))
+        return found
+
+    def _memory_for_small(self, owner: tuple[int, int]) -> tuple[Any, int]:
         """Return memory, and where in it the small results of a call start.
 
         The arrays own it together, and it goes back to the pool of the stream in which it was
-        allocated. A number may stand for a stream of each thread.
+        allocated. `owner` is that stream's number and a thread's, because a number may stand for a
+        stream of each thread.
         """
-        owner = stream, get_ident()
         if self._calls_left == 0 or owner != self._memory_owner:
             self._memory = self._allocate(_CALLS * self._small_bytes)
             self._memory_owner, self._calls_left = owner, _CALLS

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,6 +197,64 @@ def test_results_are_kept(device, host):
             np.testing.assert_array_equal(found, np.full(array.shape, 10 * i + j))
             starts.add(found.ctypes.data)
     assert len(starts) >= 4 * len(kept)
+
+
+def test_memory_of_the_next_results_is_short(device, host, monkeypatch):
+    """A launch returns its results even if there is no memory for those of the next one."""
+    out = device.array(np.zeros(400))
+    made = Replay(host.graph, [], [], [out], [0])
+    kept = []
+    limit, allocated = 3, 0
+
+    def allocate(nbytes: int) -> _Memory:
+        nonlocal allocated
+        if allocated == limit:
+            raise MemoryError
+        allocated += 1
+        return _Memory(nbytes)
+
+    monkeypatch.setattr(made, "_allocate", allocate)
+    for i in range(3 * 16):
+        out[...] = i
+        kept += made.run()
+    with pytest.raises(MemoryError):
+        made.run()
+    assert host.launches == len(kept)
+    limit = 4
+    out[...] = len(kept)
+    kept += made.run()
+    np.testing.assert_array_equal(kept, np.arange(49.0)[:, None] * np.ones(400))
+
+
+def test_threads_have_their_own_results(device, host):
+    """Memory of one stream's pool must not be written by a launch on another stream."""
+    out = device.array(np.zeros(()))
+    made = Replay(host.graph, [], [], [out], [0])
+    made.run()
+    own = np.frombuffer(made._memory.buffer, "u1")
+    with ThreadPoolExecutor(1) as executor:
+        (second,) = executor.submit(made.run).result()
+    others = np.frombuffer(made._memory.buffer, "u1")
+    (third,) = made.run()
+    assert not np.shares_memory(second, own)
+    assert not np.shares_memory(third, others)
+
+
+def test_the_next_results_are_made_behind_the_launch(device, host, monkeypatch):
+    out = device.array(np.zeros(()))
+    made = Replay(host.graph, [], [], [out], [0])
+    order = []
+    make = made._ndarray
+
+    def made_array(*args: Any) -> Any:
+        order.append("array")
+        return make(*args)
+
+    monkeypatch.setattr(made, "_ndarray", made_array)
+    host.launched = lambda: order.append("launch")
+    for _ in range(2):
+        made.run()
+    assert order == ["array", *["launch", "array"] * 2]
 
 
 @pytest.mark.parametrize("is_one_block", [False, True])
