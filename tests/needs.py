@@ -1,7 +1,8 @@
 """What tests need besides the package's own requirements, and why it is missing.
 
 A test declares it with ``@pytest.mark.needs("cudnn", "cupy")``, and is skipped with the reason if
-one of them is missing. ``pytest.mark.gpu`` implies ``needs("gpu")`` and can be selected.
+one of them is missing. ``pytest.mark.gpu`` implies ``needs("gpu")``, ``pytest.mark.alone`` implies
+``needs("one process")``, and both can be selected.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ def _gpu(least: int = 1) -> str:
     return "" if count >= least else f"{count or 'no'} CUDA device"
 
 
+def _one_process() -> str:
+    others = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)) - 1
+    return f"{others} other processes run tests; use -n 0" if others else ""
+
+
 def _nvrtc() -> str:
     try:
         from cupy.cuda import nvrtc
@@ -95,6 +101,9 @@ def _libraries(*finders: str) -> Callable[[], str]:
 #: The unpacked source distribution: Lasagne's wheels contain neither its tests nor its examples.
 LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"))
 
+#: What markers other than ``needs`` imply.
+IMPLIED = {"gpu": "gpu", "alone": "one process"}
+
 #: Functions by need. Each returns why the need is missing, or "" if it is there. An exception stops
 #: the run, because then nobody knows whether it is there.
 NEEDS: dict[str, Callable[[], str]] = {
@@ -102,6 +111,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "two gpus": lambda: _gpu(2),
     # The runtime library is compiled for the instructions that the processor supports.
     "avx512": _avx512,
+    "one process": _one_process,
     "no gpu": lambda: "" if missing("gpu") else "there is a GPU",
     # Headers and libraries of cuDNN and CUDA, to compile and link the cuDNN Ops.
     "cudnn": _libraries("find_cudnn", "find_cuda"),
@@ -190,7 +200,7 @@ def mark_missing(items: list[pytest.Item]) -> None:
     for item in items:
         names = dict.fromkeys(
             [
-                *(["gpu"] if item.get_closest_marker("gpu") else []),
+                *(need for name, need in IMPLIED.items() if item.get_closest_marker(name)),
                 *(name for marker in item.iter_markers("needs") for name in marker.args),
             ]
         )

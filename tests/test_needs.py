@@ -50,6 +50,7 @@ class Plugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         config.addinivalue_line("markers", "needs(name, ...): for this test")
         config.addinivalue_line("markers", "gpu: for this test")
+        config.addinivalue_line("markers", "alone: for this test")
         config.pluginmanager.register(skips.SkipCounter(config))
 
     def pytest_collection_modifyitems(
@@ -111,6 +112,23 @@ def test_both_answers(pytester: pytest.Pytester):
 
 def test_gpu_is_selected_by_its_own_name(pytester: pytest.Pytester):
     assert list(outcomes(run(pytester, TESTS, "-m", "gpu"))) == ["test_gpu"]
+
+
+def test_alone_among_other_processes(
+    pytester: pytest.Pytester, table: dict[str, Callable[[], str]], monkeypatch: pytest.MonkeyPatch
+):
+    table["one process"] = needs._one_process
+    text = "import pytest\n@pytest.mark.alone\ndef test_it(): pass"
+    for count, outcome in (
+        ("1", "passed"),
+        ("3", "needs one process: 2 other processes run tests; use -n 0"),
+    ):
+        needs.missing.cache_clear()
+        monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", count)
+        assert outcomes(run(pytester, text)) == {"test_it": outcome}
+    needs.missing.cache_clear()
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT")
+    assert outcomes(run(pytester, text)) == {"test_it": "passed"}
 
 
 def test_unknown_needs_are_errors(pytester: pytest.Pytester):
