@@ -3,8 +3,8 @@
 For each network of the benchmark of models, the table has the milliseconds of a step, the share of
 it in which no kernel runs, the kernels, and the microseconds that the host needs for the replay and
 for the call of the compiled function: while the device works on earlier steps, and while it is
-idle. After each wait for the device, the host's caches are cold. Goals: less than 2 % of idle time,
-and a replay of 30 us in both cases.
+idle, after the host has waited for it. Goals: less than 2 % of idle time, and a replay of 30 us in
+both cases.
 
 A step's time is the median between CUDA events, while nothing is profiled. PyTorch's profiler tells
 how long kernels run; kernels that run at the same time count once. Each case has a process of its
