@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import pairwise, starmap
 from multiprocessing import get_context
 from pathlib import Path
@@ -104,12 +105,13 @@ def busy_us(kernels: Sequence[Any]) -> float:
     return busy
 
 
-def measure(case: dict[str, Any]) -> tuple[Row, list[tuple[str, float]]]:
+def measure(case: dict[str, Any], trust_input: bool = False) -> tuple[Row, list[tuple[str, float]]]:
     """Profile a case; return a row, and name and microseconds of kernels of `PROFILED` steps."""
     from benchmarks.peers.models.dnnops_gpu import Step
 
     step = Step({**case, "flags": dnnops_flags(case["precision"])})
     try:
+        step.function.trust_input = trust_input
         for _ in range(WARM_UP):
             step.run()
         if reason := why_not_captured(step.function.vm, step.function.maker.fgraph):
@@ -159,6 +161,7 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=("training", "inference"))
     parser.add_argument("--batch", nargs="+", type=int)
     parser.add_argument("--precisions", nargs="+", choices=list(TOLERANCE))
+    parser.add_argument("--trust-input", action="store_true", help="let PyTensor check nothing")
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="print the N longest")
     parser.add_argument("--json", type=Path, help="file for the rows")
     arguments = parser.parse_args()
@@ -173,8 +176,9 @@ def main() -> None:
     print(f"{'':34} {'ms':>7} {'idle':>5} {'kernels':>7} {'replay us':>9} {'call us':>8}")
     print(f"{'':56} {'queued/idle':>18}")
     cases = selected(model_cases(peers=()), wanted)
+    profile = partial(measure, trust_input=arguments.trust_input)
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
-        for row, kernels in processes.map(measure, cases):
+        for row, kernels in processes.map(profile, cases):
             rows.append(row)
             slowest = max(row["replay_us"], row["idle_replay_us"])
             misses = row["idle"] >= MOST_IDLE or slowest > MOST_REPLAY_US
