@@ -73,15 +73,34 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
     assert devices.current == 0
 
 
-def doubling(devices):
-    """Return the virtual machine of a function of one array, which has a value."""
-    x = GpuArrayType("float32", (None,), 1)()
+def doubling(devices, count=1):
+    """Return the virtual machine of a function of some arrays, which have values."""
+    inputs = [GpuArrayType("float32", (None,), 1)() for _ in range(count)]
+    outputs = [(x * 2).transfer("cuda1") for x in inputs]
     with pytensor.config.change_flags(dnn__enabled="no_check"):
-        graph = rewritten([x], [(x * 2).transfer("cuda1")], pytensor.compile.get_mode("CUDNN"))
+        graph = rewritten(inputs, outputs, pytensor.compile.get_mode("CUDNN"))
     nodes = Nodes(graph)
     with devices.used(1):
-        nodes.storage_map[graph.inputs[0]][0] = devices.array(np.arange(3.0))
+        for x in graph.inputs:
+            nodes.storage_map[x][0] = devices.array(np.arange(3.0))
     return CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
+
+
+def captures(vm, monkeypatch):
+    """Let a function's captures compute nothing; return which arguments each reads in place."""
+    wanted: list[list[bool]] = []
+
+    def capture(in_place: list[bool]) -> Captured:
+        wanted.append(in_place)
+        nothing: Any = None
+        own = zip(vm._argument_cells, in_place, strict=True)
+        places = [(cell, cell[0].data.ptr) for cell, is_read in own if is_read]
+        captured = Captured(nothing, nothing, nothing, [], [], places)
+        captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
+        return captured
+
+    monkeypatch.setattr(vm._recorder, "capture", capture)
+    return wanted
 
 
 def test_arguments_that_move_once(devices, monkeypatch):
@@ -89,17 +108,7 @@ def test_arguments_that_move_once(devices, monkeypatch):
     vm = doubling(devices)
     vm._required = False
     (cell,) = vm._argument_cells
-    wanted = []
-
-    def capture(in_place: list[bool]) -> Captured:
-        wanted.append(in_place)
-        nothing: Any = None
-        places = [(cell, cell[0].data.ptr)] if in_place[0] else []
-        captured = Captured(nothing, nothing, nothing, [], [], places)
-        captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
-        return captured
-
-    monkeypatch.setattr(vm._recorder, "capture", capture)
+    wanted = captures(vm, monkeypatch)
     shapes = range(1, FREE_CAPTURES)
     for size in shapes:
         for _ in range(2):
@@ -109,6 +118,20 @@ def test_arguments_that_move_once(devices, monkeypatch):
                 vm()
     assert wanted == [[True], [False]] * len(shapes)
     assert not vm.reason
+
+
+def test_arguments_that_move_one_after_the_other(devices, monkeypatch):
+    """The graph that replaces the first reads copies of all, so that no other has to follow."""
+    vm = doubling(devices, 2)
+    wanted = captures(vm, monkeypatch)
+    for _ in range(ORDINARY_CALLS + 1):
+        vm()
+    for cell in vm._argument_cells:
+        with devices.used(1):
+            cell[0] = devices.array(np.zeros(3))
+        vm()
+    assert wanted == [[True, True], [False, False]]
+    assert vm.captures == 2
 
 
 def test_calls_within_another_capture(devices, monkeypatch):

@@ -97,6 +97,18 @@ def test_large_arrays_are_not_in_use_at_once():
     assert 40_000 <= peak_bytes(graph, order, sizes) < 1.5 * 40_000
 
 
+def test_results_of_the_function_are_kept():
+    """Its own result stays in use after the last node that reads it, unlike those in between."""
+    x, y = device(100, 4), device(4, 100)
+    first = x @ y
+    second = x @ (y + first.max(axis=0))
+    for outputs, wanted in (([first, second], 2 * 40_000 + 1_600), ([second], 40_000 + 1_600)):
+        graph = rewritten([x, y], [z.transfer("cuda") for z in outputs])
+        order = graph.toposort()
+        assert [type(node.op).__name__ for node in order].count("GpuDot") == 2
+        assert peak_bytes(graph, order, sizes_of(order)) == wanted
+
+
 def test_an_order_that_needs_no_more_than_others_stays():
     graph, given = two_branches()
     best = memory_order(graph, given)

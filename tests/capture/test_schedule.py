@@ -12,7 +12,10 @@ import pytest
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
 from pytensor.ifelse import ifelse
+from pytensor.scalar.basic import add as scalar_add
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.utils import RandomStream
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type_other import make_slice
 
 from benchmarks import model_zoo
@@ -94,6 +97,18 @@ def test_a_slice_as_an_operand():
     graph = FunctionGraph([x, n], [Sliced()(x, make_slice(n))], clone=True)
     with pytest.raises(DnnNotSupportedError, match="of type slice"):
         schedule(graph, graph.toposort(), [None] * len(graph.apply_nodes))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_length_that_the_host_would_overwrite(when):
+    """It is computed once, during the capture, so that the next call would read another value."""
+    x, number, count = device(None), device(dtype="int64"), pt.lscalar()
+    read = host_from_gpu(number) if when == "after" else count
+    new = Elemwise(scalar_add, {0: 0})(Shape_i(0)(x), read)
+    graph = FunctionGraph([x, number, count], [new], clone=True)
+    order = graph.toposort()
+    with pytest.raises(DnnNotSupportedError, match="overwrites a result that does not change"):
+        schedule(graph, order, [None] * len(order))
 
 
 def test_random_numbers_of_the_host_come_first():
