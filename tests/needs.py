@@ -129,6 +129,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "ruff": _packages("ruff"),
     "xdist": _packages("xdist"),
     "git": lambda: "" if shutil.which("git") else "Git is not installed",
+    "root": lambda: "" if os.geteuid() == 0 else "only root may do that",
     "no root": lambda: "root may write everywhere" if os.geteuid() == 0 else "",
     "Lasagne": lambda: (
         _packages("mock")()

@@ -37,6 +37,7 @@ from dnnops.plans.entry import (
     write_export,
 )
 from dnnops.runtime import files
+from dnnops.runtime.trust import distrust_file
 
 __all__ = [
     "CacheFile",
@@ -104,7 +105,8 @@ class PlanCache:
     ----------
     path : str or path-like
         Path of the directory. The first `store` creates it with mode 0700. It is not used if it
-        belongs to another user or if others can write to it.
+        belongs to a user other than root, or if others can write to it or to a folder above it (see
+        `dnnops.runtime.trust`).
     capacity_bytes : int
         Maximum total size of the entries. The least recently used entries are removed.
     capacity_entries : int
@@ -320,7 +322,7 @@ class PlanCache:
         if self._distrust:
             raise DnnCacheError(
                 f"the directory {self.path} is not used, because {self._distrust}; it must belong"
-                " to this user, and nobody else may write to it"
+                " to this user or root, and nobody else may write to it or to a folder above it"
             )
 
     def _scan(self, name: re.Pattern[str]) -> dict[Path, os.stat_result]:
@@ -333,6 +335,8 @@ class PlanCache:
         """Read and check the entry in a file."""
         try:
             with open(path, "rb") as file:
+                if reason := distrust_file(os.fstat(file.fileno())):
+                    raise DnnValueError(reason)
                 entry = read_entry(file.read(MAX_ENTRY_BYTES + 1))
         except OSError as error:
             # On a network file system, ESTALE means that the file was just replaced or removed.

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import os
 import shutil
-import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from dnnops.runtime.compiling import (
     unusable_compiler,
 )
 from dnnops.runtime.find import Library, find_cuda, find_cudnn, find_onednn
+from dnnops.runtime.folder import LOCK, OBJECTS, holds_own, make_private
 from dnnops.runtime.headers import CHOSEN, CPU, GPU, RUNTIME, declare
 from dnnops.runtime.prebuilt import PREBUILT_DIR, prebuilt_name, supported_levels
 
@@ -211,7 +211,7 @@ class RuntimeLibrary:
 
     def _built(self) -> Path:
         target = self.recipe.target
-        if not (_is_private(target.parent) and is_intact(target)):
+        if not holds_own(target):
             self._build(keep_intact=True)
         return target
 
@@ -296,12 +296,12 @@ class RuntimeLibrary:
         compiler, arguments, libraries, target = self.recipe
         directory = target.parent
         try:
-            _make_private(directory)
-            with _lock(directory / "build.lock", self.name):
-                if keep_intact and is_intact(target):
+            make_private(directory)
+            with _lock(directory / LOCK, self.name):
+                if keep_intact and holds_own(target):
                     return
                 remove_leftovers(directory)
-                objects = directory / "objects"
+                objects = directory / OBJECTS
                 objects.mkdir(exist_ok=True)
                 self._announce(directory)
                 from pytensor import config
@@ -346,53 +346,6 @@ def _machine_arguments(given: list[str]) -> list[str]:
         elif argument == "--param":
             chosen += given[i : i + 2]
     return chosen
-
-
-def _is_private(directory: Path) -> bool:
-    """Return whether only this user and root can write to a directory."""
-    try:
-        status = directory.stat()
-    except OSError:
-        return False
-    return _is_own(status) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _is_own(status: os.stat_result) -> bool:
-    return status.st_uid in (os.geteuid(), 0)
-
-
-def _make_private(directory: Path) -> None:
-    """Create a directory with mode 0700.
-
-    If the directory exists and others could write to it, remove everything in it, since any library
-    that is loaded from there runs with this user's rights.
-
-    Raises
-    ------
-    DnnUnavailableError
-        If the directory belongs to another user.
-    OSError
-        If the directory can't be created.
-    """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        if not directory.is_dir():
-            raise
-    if _is_private(directory):
-        return
-    if not _is_own(directory.stat()):
-        raise DnnUnavailableError(
-            f"{directory} belongs to another user, who could put libraries there that this process"
-            " would load; point PyTensor's flag base_compiledir to a directory that you own"
-        )
-    directory.chmod(0o700)
-    for entry in directory.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -16,12 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.trust import distrust_file
 
 __all__ = [
     "INSTALL_COMPILER",
+    "MADE_IN_SCRATCH",
+    "MADE_OBJECT",
+    "SCRATCH",
     "compile_library",
     "hash_files",
     "is_intact",
+    "is_own",
     "remove_leftovers",
     "unusable_compiler",
 ]
@@ -33,7 +39,11 @@ INSTALL_COMPILER = (
 _REASON_LINES = 12
 #: Number of compiled files to keep for later builds; beyond that the oldest are removed.
 _KEPT_OBJECTS = 200
-_SCRATCH = "building_"
+#: Beginning of the names of folders in which libraries are being built.
+SCRATCH = "building_"
+#: Names of the files in these folders, and in the folder of compiled files.
+MADE_IN_SCRATCH = re.compile(r"[\w.-]+\.(o|so)(\.sha256)?")
+MADE_OBJECT = re.compile(r"[\w.-]+_[0-9a-f]{16}\.o(\.sha256)?")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -90,6 +100,18 @@ def is_intact(library: Path) -> bool:
         return False
 
 
+def is_own(library: Path) -> bool:
+    """Return whether a library is intact, and others could write neither it nor its checksum.
+
+    Only files are examined: others must not be able to write to the directory either.
+    """
+    try:
+        own = not any(distrust_file(f.lstat()) for f in (library, _checksum_file(library)))
+    except OSError:
+        return False
+    return own and is_intact(library)
+
+
 def remove_leftovers(directory: Path) -> None:
     """Remove the scratch folders of builds whose processes were killed.
 
@@ -101,7 +123,7 @@ def remove_leftovers(directory: Path) -> None:
     directory : Path
         Directory of the builds.
     """
-    prefix = f"{_SCRATCH}{os.uname().nodename}_"
+    prefix = f"{SCRATCH}{os.uname().nodename}_"
     for leftover in directory.glob(f"{prefix}*"):
         with suppress(ValueError, PermissionError):
             try:
@@ -146,7 +168,7 @@ def compile_library(
     OSError
         If a file can't be written.
     """
-    prefix = f"{_SCRATCH}{os.uname().nodename}_{os.getpid()}_"
+    prefix = f"{SCRATCH}{os.uname().nodename}_{os.getpid()}_"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as name:
         scratch = Path(name)
 
@@ -159,7 +181,7 @@ def compile_library(
             digest = hashlib.sha256(repr((key, compiler, list(arguments))).encode())
             digest.update(hash_files(_with_headers(source)).encode())
             kept = objects / f"{source.stem}_{digest.hexdigest()[:16]}.o"
-            if not is_intact(kept):
+            if not is_own(kept):
                 _run(command, target.name)
                 _keep(made, kept)
             return kept
@@ -185,6 +207,9 @@ def _keep(made: Path, kept: Path) -> None:
     """Move a file to its destination, together with its checksum."""
     checksum = _checksum_file(made)
     checksum.write_text(_checksum(made))
+    for file in (made, checksum):
+        # Whatever the umask: files that others may write to are not used.
+        file.chmod(file.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
     made.replace(kept)
     checksum.replace(_checksum_file(kept))
 
@@ -192,7 +217,8 @@ def _keep(made: Path, kept: Path) -> None:
 def _remove_oldest(objects: Path) -> None:
     # Another process may remove the same files.
     with suppress(OSError):
-        files = sorted(objects.glob("*.o"), key=lambda file: file.stat().st_mtime)
+        made = [file for file in objects.glob("*.o") if MADE_OBJECT.fullmatch(file.name)]
+        files = sorted(made, key=lambda file: file.stat().st_mtime)
         for file in files[:-_KEPT_OBJECTS]:
             file.unlink(missing_ok=True)
             _checksum_file(file).unlink(missing_ok=True)

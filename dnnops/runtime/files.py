@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dnnops.errors import DnnCacheError
+from dnnops.runtime.trust import distrust_directory
 
 __all__ = ["TEMPORARY_NAME", "distrust", "remove", "replace", "reporting", "scan"]
 
@@ -42,12 +42,7 @@ def distrust(directory: Path, create: bool = False) -> str:
     with reporting(directory, "used", missing=create):
         if create:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = os.stat(f"{directory}/")  # the slash, so that it must be a directory
-    if status.st_uid != os.geteuid():
-        return f"it belongs to another user, with the id {status.st_uid}"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"others may write to it, its mode is {stat.S_IMODE(status.st_mode):04o}"
-    return ""
+        return distrust_directory(directory)
 
 
 def scan(directory: Path, name: re.Pattern[str]) -> dict[Path, os.stat_result]:

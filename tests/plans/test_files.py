@@ -77,6 +77,52 @@ def test_a_directory_of_another_user(cache: PlanCache, monkeypatch: pytest.Monke
     assert PlanCache(cache.path).find(KEY) == CHOICE
 
 
+def test_a_directory_that_others_could_replace(cache: PlanCache):
+    cache.store(KEY, CHOICE)
+    parent = cache.path.parent
+    parent.chmod(0o777)
+    with one_warning(cache.path, f"others may write to {parent}, its mode is 0777"):
+        assert cache.find(KEY) is None
+    parent.chmod(0o700)
+    assert PlanCache(cache.path).find(KEY) == CHOICE
+
+
+def test_a_directory_of_root(cache: PlanCache, monkeypatch: pytest.MonkeyPatch):
+    """Root could change everything anyway, and may store plans for all users of a machine."""
+    cache.store(KEY, CHOICE)
+    for name in ("stat", "lstat", "fstat"):
+        real = getattr(os, name)
+
+        def of_root(place: Any, real: Any = real, **options: Any) -> Any:
+            fields = list(real(place, **options))
+            fields[stat.ST_UID] = 0
+            return os.stat_result(fields)
+
+        monkeypatch.setattr(os, name, of_root)
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    found = cache.find(KEY)
+    monkeypatch.undo()
+    assert found == CHOICE
+
+
+def test_a_file_that_others_may_write_to(cache: PlanCache):
+    cache.store(KEY, CHOICE)
+    the_file(cache).chmod(0o666)
+    with one_warning(the_file(cache), "others may write to it, its mode is 0666"):
+        assert cache.find(KEY) is None
+    cache.store(KEY, CHOICE)
+    assert stat.S_IMODE(the_file(cache).stat().st_mode) == 0o600
+    assert cache.find(KEY) == CHOICE
+
+
+@pytest.mark.needs("root")
+def test_a_file_of_another_user(cache: PlanCache):
+    cache.store(KEY, CHOICE)
+    os.chown(the_file(cache), 12345, -1)
+    with one_warning(the_file(cache), "it belongs to another user, with the id 12345"):
+        assert cache.find(KEY) is None
+
+
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path):
     (tmp_path / "plans").write_text("")
     for path in (tmp_path / "plans", tmp_path / "plans" / "below"):

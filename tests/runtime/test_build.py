@@ -333,25 +333,6 @@ def test_directory_is_private_whatever_the_umask(small_library):
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_files_writable_by_others_are_not_loaded(small_library):
-    path = small_library().path
-    path.parent.chmod(0o777)
-    planted = path.parent / "objects" / "planted.o"
-    planted.write_bytes(b"anything")
-    assert small_library().library.dnnops_last_error() == b"none"
-    assert len(small_library.built) == 2
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert not planted.exists()
-
-
-def test_directory_of_another_user_is_refused(small_library, monkeypatch):
-    path = small_library().path
-    monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    monkeypatch.setattr(build, "_is_own", lambda status: status.st_uid == os.geteuid())
-    with pytest.raises(DnnUnavailableError, match="belongs to another user"):
-        small_library().path  # noqa: B018
-
-
 def test_flags_of_the_user_do_not_reach_the_library(monkeypatch):
     """PyMC switches exceptions off for PyTensor's modules."""
     given = ["-O0", "-march=znver3", "--param", "l2-cache-size=512", "-fno-exceptions", "-fno-rtti"]
