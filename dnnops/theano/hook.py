@@ -29,6 +29,8 @@ def installed() -> bool:
 def install() -> None:
     """Make ``import theano`` import PyTensor and dnnops under Theano's names.
 
+    Until :func:`uninstall`, PyTensor's variables are true, as those of Theano were.
+
     ``THEANO_FLAGS`` and ``.theanorc`` are applied to PyTensor's configuration. A flag that can only
     be set before PyTensor is imported causes a warning. Calling this function again has no effect.
 
@@ -49,9 +51,11 @@ def install() -> None:
             " call dnnops.theano.install() before anything imports it"
         )
     from dnnops.theano.flags import apply_to_config
+    from dnnops.theano.methods import adopt_methods
     from dnnops.theano.modules import TheanoFinder
 
     apply_to_config()
+    adopt_methods()
     for message in _QUIET:
         for category in (DeprecationWarning, FutureWarning):
             warnings.filterwarnings("ignore", message, category)
@@ -65,6 +69,9 @@ def uninstall() -> None:
     """
     if not installed():
         return
+    from dnnops.theano.methods import restore_methods
+
+    restore_methods()
     sys.meta_path[:] = [finder for finder in sys.meta_path if not _is_ours(finder)]
     for name in [name for name in sys.modules if name.split(".")[0] == "theano"]:
         del sys.modules[name]
