@@ -122,6 +122,8 @@ _DEVICE = _at(
 ) | _at("dnnops.gpuarray", "GpuContiguous", "GpuFromHost", "HostFromGpu", "as_gpuarray_variable")
 _ASSERT = _at("pytensor.raise_op", "Assert") | {"assert_op": "pytensor.raise_op:assert_op"}
 
+_SPARSE = ("dnnops.theano.sparse", "pytensor.sparse", "pytensor.sparse.basic")
+
 _GOF = Table(
     names={
         **_GRAPH,
@@ -203,8 +205,11 @@ TABLES: dict[str, Table] = {
         ("pytensor.scalar.basic",),
         _at("pytensor.scalar", Scalar="ScalarType", abs_="abs", inv="reciprocal", sgn="sign"),
     ),
-    "theano.sparse": Table(("pytensor.sparse",)),
-    "theano.sparse.basic": Table(("pytensor.sparse.basic", "pytensor.sparse")),
+    "theano.sparse": Table(_SPARSE, _at("pytensor.sparse.sharedvar", shared="sparse_constructor")),
+    "theano.sparse.basic": Table(_SPARSE),
+    "theano.sparse.sharedvar": Table(("pytensor.sparse.sharedvar",)),
+    "theano.sparse.type": Table(names=_at("dnnops.theano.sparse", "SparseType")),
+    "theano.sparse.utils": Table(("pytensor.sparse.utils",)),
     "theano.typed_list": Table(("pytensor.typed_list",)),
     "theano.updates": Table(names=_at("dnnops.theano.functions", "OrderedUpdates")),
     "theano.version": Table(
