@@ -12,6 +12,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor import config
 from pytensor.compile.sharedvalue import shared
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import upcast
 from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.random import basic
@@ -231,6 +232,67 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         """Draw from a normal distribution truncated at 2 `std` from `avg`."""
         return self.normal(size, avg, std, ndim, dtype, truncate=True)
 
+    def choice(
+        self,
+        size: Any = 1,
+        a: Any = None,
+        replace: bool = True,
+        p: Any = None,
+        ndim: int | None = None,
+        dtype: Any = "int64",
+        nstreams: int | None = None,
+    ) -> Any:
+        """Draw `size` categories for each row of the matrix `p` of their probabilities.
+
+        With a vector `p` or with `a`, draw as `RandomStreams.choice` does. In Theano, `p` had to be
+        a matrix, `a` None and `replace` False.
+
+        Parameters
+        ----------
+        size : int or scalar
+            Number of draws for each row; for a vector `p` or with `a`, also a shape.
+        a : int or vector, optional
+            Number of categories, or elements to draw from.
+        replace : bool
+            Whether a category may be drawn again.
+        p : vector or matrix, ([rows,] categories), optional
+            Probabilities. Those of a matrix need not sum to 1.
+        ndim, nstreams : int, optional
+            Ignored.
+        dtype : str
+            Dtype of the categories.
+
+        Returns
+        -------
+        TensorVariable, (rows, size) for a matrix `p`
+
+        Raises
+        ------
+        DnnTypeError
+            If both `a` and `p` are missing, or `p` has another number of axes.
+        DnnValueError
+            If there are fewer categories than draws without replacement.
+        """
+        if a is None and p is None:
+            raise DnnTypeError("choice: give p, the probabilities of the categories, or a")
+        if p is None:
+            return super().choice(size, a, replace, p, dtype=dtype)
+        p = as_tensor_variable(p)
+        if p.type.ndim == 1:
+            return super().choice(size, p.shape[0] if a is None else a, replace, p, dtype=dtype)
+        if p.type.ndim != 2 or a is not None:
+            raise DnnTypeError(
+                f"choice: p must be a matrix, without a, or a vector; got {p.type} and a={a}"
+            )
+        # The largest entries of log(p) + Gumbel noise are a draw without replacement, in its order.
+        if replace:
+            shape = pt.stack([p.shape[0], as_tensor_variable(size), p.shape[1]])
+            noise = self.gen(basic.gumbel, 0.0, 1.0, size=shape)
+            return self._cast(pt.argmax(pt.log(p)[:, None] + noise, axis=-1), dtype)
+        noise = self.gen(basic.gumbel, 0.0, 1.0, size=p.shape)
+        order = pt.argsort(-(pt.log(p) + noise), axis=-1)
+        return self._cast(order[:, : _at_most(size, p)], dtype)
+
     def multinomial_wo_replacement(
         self,
         size: Any = None,
@@ -240,14 +302,28 @@ class MRG_RandomStreams(RandomStreams):  # noqa: N801 - Theano's name
         dtype: Any = "int64",
         nstreams: int | None = None,
     ) -> Any:
-        """Draw `n` different categories for each row of `pvals`."""
+        """Draw `n` different categories for each row of `pvals`; deprecated in favor of `choice`.
+
+        Raises
+        ------
+        DnnValueError
+            If `size` is given or `pvals` is missing, or if there are fewer than `n` categories.
+        """
         if size is not None or pvals is None:
             raise DnnValueError("multinomial_wo_replacement: give pvals and no size")
-        pvals = as_tensor_variable(pvals)
-        # The n largest entries of log(p) + Gumbel noise are a draw without replacement.
-        noise = self.gen(basic.gumbel, 0.0, 1.0, size=pvals.shape)
-        order = pt.argsort(-(pt.log(pvals) + noise), axis=-1)
-        return self._cast(order[..., :n], dtype)
+        return self.choice(n, None, False, pvals, dtype=dtype)
+
+
+def _at_most(size: Any, p: Any) -> Any:
+    """Return `size`, if it isn't larger than the number of categories."""
+    known = p.type.shape[-1]
+    message = "choice: cannot draw more categories without replacement than there are"
+    if isinstance(size, (int, np.integer)) and known is not None:
+        if size > known:
+            raise DnnValueError(f"{message}: {size} of {known}")
+        return size
+    size = as_tensor_variable(size)
+    return CheckAndRaise(ValueError, message)(size, pt.le(size, p.shape[-1]))
 
 
 def _entropy(seed: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.shape import Shape, specify_broadcastable
@@ -186,12 +187,46 @@ def batched_tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
     ----------
     x, y : tensor
         Tensors whose first axis is the batch.
-    axes : int or pair of sequences of int
-        Number of axes to sum over, or the axes of `x` and `y`, which must not include the batch
-        axis, 0.
+    axes : int or pair of int or sequences of int
+        Number of axes to sum over: the last ones of `x` and the first ones of `y` after the batch
+        axis. Or the axis or axes of `x` and those of `y`, which must not include the batch axis, 0.
+
+    Raises
+    ------
+    DnnValueError
+        If `axes` isn't a number or a pair, includes the batch axis, or doesn't fit the operands.
     """
     x, y = pt.as_tensor_variable(x), pt.as_tensor_variable(y)
-    if not isinstance(axes, int):
-        axes = [[axis - 1 for axis in pt_axes] for pt_axes in axes]
+    pair: Any
+    if not isinstance(axes, (list, tuple, np.ndarray)):
+        count = int(axes)
+        if not 0 <= count < min(x.ndim, y.ndim):
+            raise DnnValueError(
+                f"batched_tensordot: cannot sum over {count} axes of x and y, which have"
+                f" {x.ndim - 1} and {y.ndim - 1} besides the batch axis"
+            )
+        pair = [range(x.ndim - count, x.ndim), range(1, 1 + count)]
+    else:
+        pair = [list(np.atleast_1d(each)) for each in axes]
+        if len(pair) != 2 or len(pair[0]) != len(pair[1]):
+            raise DnnValueError(
+                f"batched_tensordot: axes must be a number, or as many axes of x as of y; got"
+                f" {axes}"
+            )
     one_x, one_y = x[0].type(), y[0].type()
-    return vectorize_graph(pt.tensordot(one_x, one_y, axes), {one_x: x, one_y: y})
+    inner = [
+        [_below_batch(name, axis, operand) for axis in one]
+        for name, operand, one in zip("xy", (x, y), pair, strict=True)
+    ]
+    return vectorize_graph(pt.tensordot(one_x, one_y, inner), {one_x: x, one_y: y})
+
+
+def _below_batch(name: str, axis: Any, operand: Any) -> int:
+    """Return the number of an axis among those that follow the batch axis."""
+    index = int(axis) + operand.ndim if axis < 0 else int(axis)
+    if not 0 < index < operand.ndim:
+        raise DnnValueError(
+            f"batched_tensordot: {axis} is not an axis of {name}, which has {operand.ndim}, or is"
+            " its batch axis"
+        )
+    return index - 1

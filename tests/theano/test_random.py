@@ -129,3 +129,43 @@ def test_draws_in_a_loop(theano: Any):
     values = np.concatenate([f(), f()])
     assert values.shape == (6, 2)
     assert len(np.unique(values)) == 12
+
+
+def test_choice_of_categories_for_each_row(theano: Any):
+    """The example of Theano's docstring, and its kind."""
+    stream = theano.sandbox.rng_mrg.MRG_RandomStreams(5)
+    p = [[0.98, 0.01, 0.01], [0.01, 0.49, 0.50]]
+    pvals, size = theano.tensor.matrix(), theano.tensor.iscalar()
+    f = theano.function(
+        [pvals, size],
+        [
+            stream.choice(size=2, replace=False, p=pvals),
+            stream.choice(size, None, False, pvals, dtype="int32"),
+            stream.choice(size=200, replace=True, p=pvals),
+            stream.choice(size=(7,), p=pvals[0] / pvals[0].sum()),
+            stream.choice(a=3),
+            stream.choice(p=p),
+        ],
+    )
+    two, few, often, vector, below, once = f(np.repeat(np.array(p), 200, 0), 3)
+    assert two.shape == (400, 2)
+    assert (two[:, 0] != two[:, 1]).all()
+    assert (two[:200, 0] == 0).mean() > 0.9
+    assert_allclose((two[200:] == 0).any(1).mean(), 0.03, atol=0.04)
+    # The first of two draws without replacement has the probabilities p.
+    assert_allclose((two[200:, 0] == 2).mean(), 0.5, atol=0.15)
+    assert few.dtype == np.int32
+    assert_array_equal(np.sort(few, 1), [[0, 1, 2]] * 400)
+    assert often.shape == (400, 200)
+    assert_allclose([(often[200:] == k).mean() for k in range(3)], p[1], atol=0.02)
+    assert vector.shape == (7,)
+    assert below.shape == (1,)
+    assert once.shape == (2, 1)
+    with pytest.raises(ValueError, match="cannot draw more categories"):
+        f(np.array(p), 4)
+    with pytest.raises(DnnValueError, match=r"cannot draw more .* there are: 4 of 3"):
+        stream.choice(4, None, False, np.array(p))
+    with pytest.raises(DnnTypeError, match="give p, the probabilities"):
+        stream.choice()
+    with pytest.raises(DnnTypeError, match="p must be a matrix"):
+        stream.choice(2, 3, False, p)

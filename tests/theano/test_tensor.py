@@ -54,6 +54,32 @@ def test_batched_tensordot_sums_over_several_axes(theano: Any):
     assert_allclose(f(a, b), np.einsum("nijk,nkjl->nil", a, b))
 
 
+@pytest.mark.parametrize(
+    ("axes", "subscripts"),
+    [
+        ([2, 2], "nij,nkj->nik"),
+        ((np.int64(2), -1), "nij,nkj->nik"),
+        (np.array([[2, 1], [1, 2]]), "nij,nji->n"),
+        (((2,), [1]), "nij,njk->nik"),
+        ([[], []], "nij,nkl->nijkl"),
+        (1, "nij,njk->nik"),
+        (np.int64(2), "nij,nij->n"),
+        (0, "nij,nkl->nijkl"),
+    ],
+)
+def test_axes_of_batched_tensordot(theano: Any, axes: Any, subscripts: str):
+    a, b = np.random.default_rng(0).normal(size=(2, 3, 4, 4))
+    dot = theano.tensor.batched_tensordot(a, b, axes=axes)
+    assert_allclose(dot.eval(mode="FAST_COMPILE"), np.einsum(subscripts, a, b))
+
+
+@pytest.mark.parametrize("axes", [3, -1, [0, 1], [[1, 2], [1]], [1, 2, 1], [3, 1], [[1], [-3]]])
+def test_bad_axes_of_batched_tensordot(theano: Any, axes: Any):
+    x = theano.tensor.tensor3()
+    with pytest.raises(DnnValueError, match="batched_tensordot: "):
+        theano.tensor.batched_tensordot(x, x, axes)
+
+
 def test_patterns_of_broadcasting(theano: Any):
     tt = theano.tensor
     column = tt.tensor("float32", (False, True), "c")
