@@ -1,9 +1,9 @@
-"""Support for the abstract Ops of `dnnops.nnet` in PyTensor's JAX and PyTorch linkers.
+"""Support for the Ops of dnnops in PyTensor's Numba, JAX and PyTorch linkers.
 
 PyTensor converts a graph for these libraries node by node, with functions that are registered for
-Op classes. The conversions of dnnops are in `dnnops.link.jax` and `dnnops.link.pytorch`, with one
-file for each family of Ops. They are imported right after PyTensor's own conversions, so neither
-library is loaded, or required, before then.
+Op classes. The conversions of dnnops are in `dnnops.link.numba_dispatch` for CPU Ops, and in
+`dnnops.link.jax` and `dnnops.link.pytorch`, with one file for each family of abstract Ops. They are
+imported right after PyTensor's own conversions, so no library is loaded, or required, before then.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ __all__ = ["register_conversions"]
 #: PyTensor's modules of conversions, and the dnnops modules to import after them.
 CONVERSIONS = {
     "pytensor.link.jax.dispatch": "dnnops.link.jax",
+    "pytensor.link.numba.dispatch": "dnnops.link.numba_dispatch",
     "pytensor.link.pytorch.dispatch": "dnnops.link.pytorch",
 }
 
@@ -59,7 +60,7 @@ def register_conversions() -> None:
 
     PyTensor imports its conversions when a linker is used, and has no entry points for others.
     Registering them in a rewrite of the linker is not enough, since PyMC also converts graphs
-    directly, with modes that its users choose.
+    directly, with modes that its users choose, and since no rewrite runs on unpickled functions.
     """
     for theirs, ours in CONVERSIONS.items():
         if theirs in sys.modules:

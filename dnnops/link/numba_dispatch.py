@@ -4,7 +4,7 @@ A dispatched function describes its operands in int64 arrays with the layout of 
 and calls functions of the runtime library. It refers to them by name, not by address, because Numba
 caches compiled code across processes.
 
-Importing this module imports Numba, so it is imported only by a rewrite for Numba's linker.
+Importing this module imports Numba, so it is imported right after PyTensor's own implementations.
 """
 
 from __future__ import annotations

@@ -28,12 +28,7 @@ from pytensor.tensor.rewriting.shape import UnShapeOptimizer
 import dnnops.rewriting.move.tensor_ops  # registers lifters
 import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTensor's own passes
 from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain
-from dnnops.rewriting.cpu.ops import (
-    ElemwiseToCpu,
-    RegisterNumbaDispatch,
-    ToOneDnn,
-    local_onednn_inplace,
-)
+from dnnops.rewriting.cpu.ops import ElemwiseToCpu, ToOneDnn, local_onednn_inplace
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
 from dnnops.rewriting.gpu.required import RequireCudnn
 from dnnops.rewriting.gpu.softmax import (
@@ -604,13 +599,6 @@ PASSES = (
             (local_static_shape, (PYTORCH_TAG,)),
             (local_static_sizes, ("jax", PYTORCH_TAG)),
         )
-    ),
-    Pass(
-        100.1,
-        "numba_dispatch_onednn",
-        RegisterNumbaDispatch(),
-        ("numba",),
-        "When the graph is final. It changes nothing, but Numba must know the Ops to compile them.",
     ),
     Pass(
         100.2,

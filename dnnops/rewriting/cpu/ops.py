@@ -174,18 +174,6 @@ class ToOneDnn(GraphRewriter):
             )
 
 
-class RegisterNumbaDispatch(GraphRewriter):
-    """Register the oneDNN Ops with Numba's linker before it compiles a graph.
-
-    It changes no graph. It is a rewrite because rewrites tagged ``numba`` apply only to graphs for
-    Numba's linker, so that other graphs don't have to import Numba.
-    """
-
-    def apply(self, fgraph: FunctionGraph) -> None:
-        if any(isinstance(node.op, OneDnnOp) for node in fgraph.apply_nodes):
-            import dnnops.link.numba_dispatch  # noqa: F401
-
-
 @node_rewriter(None)
 def local_onednn_inplace(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Let an Op overwrite one of its operands."""
