@@ -2,7 +2,9 @@
 
 PyTensor compiles modules sequentially, and each takes a quarter of a second or more. For a small
 network, this is most of the time to the first result. The modules are compiled by PyTensor's own
-function with the same arguments, and PyTensor loads and caches them as usual.
+function with the same arguments, and PyTensor loads and caches them as usual. Processes that need a
+module at the same time compile it once, and none waits for a compilation while it holds PyTensor's
+lock.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +26,15 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.link.c.basic import CLinker, get_module_cache
 from pytensor.link.c.cmodule import (
     GCC_compiler,
+    ModuleCache,
     dlimport,
     get_lib_extension,
     get_module_hash,
 )
 from pytensor.link.c.op import COp
 from pytensor.link.vm import VMLinker
+
+from dnnops.runtime.shared_compiles import compile_once, remove_old_modules, shared_folder
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -81,9 +87,17 @@ class _Module:
         }
 
 
-def _missing_modules(nodes: Sequence[Apply]) -> dict[str, dict[str, Any]]:
-    """Return the arguments of all compilations that the nodes need, without duplicates."""
-    found: dict[str, dict[str, Any]] = {}
+@dataclass
+class _Compilation:
+    """A compilation: the arguments of the compiler, and the keys of the modules that it makes."""
+
+    arguments: dict[str, Any]
+    keys: list[Any] = field(default_factory=list)
+
+
+def _missing_modules(nodes: Sequence[Apply]) -> dict[str, _Compilation]:
+    """Return all compilations that the nodes need, by their identities."""
+    found: dict[str, _Compilation] = {}
     for node in nodes:
         op = node.op
         # An Op that overrides make_thunk may compile something else, or nothing.
@@ -94,7 +108,8 @@ def _missing_modules(nodes: Sequence[Apply]) -> dict[str, dict[str, Any]]:
             module = _Module(node)
             if module.key is not None and not module.is_cached():
                 arguments = module.arguments()
-                found.setdefault(_identity(arguments), arguments)
+                compilation = found.setdefault(_identity(arguments), _Compilation(arguments))
+                compilation.keys.append(module.key)
         except Exception as error:  # no C code, or an error that PyTensor will raise again
             _log.debug("%s is not compiled ahead: %r", op, error)
     return found
@@ -106,8 +121,9 @@ def _identity(arguments: dict[str, Any]) -> str:
 
 
 _ARGUMENTS = ("module_name", "src_code", "include_dirs", "lib_dirs", "libs", "preargs")
-#: Running compilations, whose results `_compile_str` uses.
+#: Running compilations, whose results `_compile_str` uses, and the same by the keys of modules.
 _pending: dict[str, Future[Path]] = {}
+_pending_keys: dict[Any, Future[Path]] = {}
 
 
 @contextmanager
@@ -119,27 +135,43 @@ def _compiled_ahead(nodes: Sequence[Apply]) -> Iterator[None]:
     from concurrent.futures import ThreadPoolExecutor
 
     _install()
-    with tempfile.TemporaryDirectory(prefix="dnnops_") as scratch:
+    shared = shared_folder(Path(config.compiledir))
+    # Beside the modules, so that these are linked rather than copied.
+    with tempfile.TemporaryDirectory(prefix="dnnops_", dir=shared) as scratch:
         pool = ThreadPoolExecutor(cores())
         pool.submit(_compile_virtual_machine)
-        jobs = {}
-        for number, (identity, arguments) in enumerate(missing.items()):
+        jobs, keys = {}, {}
+        for number, (identity, compilation) in enumerate(missing.items()):
             location = Path(scratch, str(number))
             location.mkdir()
-            jobs[identity] = pool.submit(_compile, arguments, location)
+            jobs[identity] = pool.submit(_compile, compilation.arguments, location, shared)
+            keys.update(dict.fromkeys(compilation.keys, jobs[identity]))
         _pending.update(jobs)
+        _pending_keys.update(keys)
         try:
             yield
         finally:
             pool.shutdown(cancel_futures=True)
             for identity in jobs:
                 _pending.pop(identity, None)
+            for key in keys:
+                _pending_keys.pop(key, None)
+    if shared is not None:
+        remove_old_modules(shared)
 
 
-def _compile(arguments: dict[str, Any], location: Path) -> Path:
+def _compile(arguments: dict[str, Any], location: Path, shared: Path | None = None) -> Path:
     # PyTensor requests debugging information, which accounts for a tenth of the time.
     options = {**arguments, "preargs": [*arguments["preargs"], "-g0"]}
-    _original(**options, location=str(location), py_module=False)
+
+    def compile_into(folder: Path) -> None:
+        _original(**options, location=str(folder), py_module=False)
+
+    if shared is None:
+        compile_into(location)
+    else:
+        identity = repr((config.cxx, config.gcc_version_str, _identity(options)))
+        compile_once(shared, identity, compile_into, location)
     return location
 
 
@@ -149,6 +181,17 @@ def _compile_virtual_machine() -> None:
 
 
 _original: Callable[..., Any] = GCC_compiler.compile_str
+_original_module_from_key: Callable[..., Any] = ModuleCache.module_from_key
+
+
+def _module_from_key(self: ModuleCache, key: Any, lnk: Any) -> Any:
+    """Wait for the module's compilation before PyTensor locks its cache, so that others can go on.
+
+    A failed compilation is repeated by PyTensor, which reports the error.
+    """
+    if job := _pending_keys.get(key):
+        job.exception()
+    return _original_module_from_key(self, key, lnk)
 
 
 def _compile_str(*args: Any, **kwargs: Any) -> Any:
@@ -179,6 +222,7 @@ def _moved(job: Future[Path], location: Path) -> bool:
 
 
 def _install() -> None:
-    """Make PyTensor call `_compile_str`, which has no effect unless compilations are pending."""
+    """Make PyTensor call these functions, which have no effect unless compilations are pending."""
     if GCC_compiler.compile_str is not _compile_str:
         GCC_compiler.compile_str = staticmethod(_compile_str)  # type: ignore[method-assign]
+        ModuleCache.module_from_key = _module_from_key  # type: ignore[method-assign]

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,25 +39,33 @@ SCRIPT = """
 """
 
 
-def run(compiledir: Path, cores: int = 2, cxx: str = "") -> tuple[list[bool], list]:
+def start(compiledir: Path, cores: int = 2, cxx: str = "") -> subprocess.Popen[str]:
     # The runtime library, which is no module of PyTensor, takes most of a minute to compile.
     shared = Path(config.compiledir) / "dnnops"
     own = compiledir / Path(config.compiledir).name / "dnnops"
     if not own.exists():
         shared.mkdir(parents=True, exist_ok=True)
-        own.parent.mkdir(exist_ok=True)
+        own.parent.mkdir(parents=True, exist_ok=True)
         own.symlink_to(shared)
     flags = f"base_compiledir={compiledir},floatX=float64" + (f",cxx={cxx}" if cxx else "")
     flags += f",gcc__cxxflags={config.gcc__cxxflags}"
-    process = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT).replace("CORES", str(cores))],
         env={**os.environ, "PYTENSOR_FLAGS": flags},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[list[bool], list]:
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)
+
+
+def run(compiledir: Path, **options) -> tuple[list[bool], list]:
+    return finish(start(compiledir, **options))
 
 
 @pytest.mark.slow
@@ -68,6 +78,14 @@ def test_modules_are_compiled_in_threads_and_kept(tmp_path):
     in_main_thread, results = run(tmp_path)
     assert results == expected
     assert not in_main_thread
+
+
+@pytest.mark.slow
+def test_processes_that_start_together_compile_each_module_once(tmp_path):
+    together = [finish(process) for process in [start(tmp_path) for _ in range(2)]]
+    assert all(results == [[2.0, 3.0, 7.0], 7.0, [1.0, 4.0]] for _, results in together)
+    alone, _ = run(tmp_path / "alone")
+    assert sum(len(compiled) for compiled, _ in together) == len(alone) >= 3
 
 
 @pytest.mark.slow
@@ -97,6 +115,26 @@ def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
         monkeypatch.setitem(ahead._pending, ahead._identity(arguments), job)
         assert ahead._compile_str(**arguments, location=str(location)) == "module"
     assert attempts == [str(tmp_path / "ahead"), str(location)]
+
+
+def test_a_module_is_awaited_before_pytensor_locks_its_cache(monkeypatch):
+    """Another process must not wait for this one's compilation to look for a module of its own."""
+    finished = threading.Event()
+
+    def module_from_key(cache, key, linker):
+        return finished.is_set()
+
+    monkeypatch.setattr(ahead, "_original_module_from_key", module_from_key)
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setitem(ahead._pending_keys, "key", pool.submit(_finish_later, finished))
+        assert ahead._module_from_key(None, "another key", None) is False
+        assert ahead._module_from_key(None, "key", None) is True
+
+
+def _finish_later(finished: threading.Event) -> None:
+    time.sleep(0.2)
+    finished.set()
+    raise RuntimeError("PyTensor compiles again")
 
 
 def test_other_callers_of_the_compiler_are_not_affected(monkeypatch):
