@@ -126,7 +126,9 @@ def linear_combination(dtype: str, *terms: tuple[Any, Any]) -> Any:
             if _number(factor) != 1:
                 term = mul(term, float32_scalar.make_constant(np.float32(_number(factor))))
         else:
-            inputs.append(get_scalar_type(factor.type.dtype)())
+            # PyTensor has no scalars in bfloat16. The loop widens operands in 16 bits.
+            dtype_of_factor = "float32" if is_half(factor) else factor.type.dtype
+            inputs.append(get_scalar_type(dtype_of_factor)())
             operands.append(_with_rank(factor, array.type.ndim))
             term = mul(term, Cast(float32_scalar)(inputs[-1]))
         scaled.append(term)

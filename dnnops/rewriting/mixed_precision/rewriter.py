@@ -22,6 +22,7 @@ from dnnops.config import flag_value
 from dnnops.dtypes import HALF_DTYPES
 from dnnops.errors import DnnWarning
 from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.reduction import GpuCAReduce
 from dnnops.rewriting.mixed_precision.demand import Demand, all_products, products_of_halves
 from dnnops.rewriting.mixed_precision.products import in_halves
 from dnnops.rewriting.mixed_precision.roles import (
@@ -181,7 +182,8 @@ class _Walk:
         if not is_half(x) or not is_float32(node.inputs[0]):
             return None
         op: Any = node.op
-        own = _WITH_DTYPE.get(type(op.host_op.scalar_op))
+        is_fold = isinstance(op, GpuCAReduce)  # and not Argmax, which has no scalar Op
+        own = _WITH_DTYPE.get(type(op.host_op.scalar_op)) if is_fold else None
         if is_float32(node.outputs[0]) and own is not None:
             # In float64, as PyTensor has it for float32, the digits would be lost anyway. Other
             # reductions than these two ignore the dtype that they are given.

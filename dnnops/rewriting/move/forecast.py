@@ -163,6 +163,7 @@ class Forecast:
 def _has_arrays(node: Apply) -> bool:
     """Return whether a node computes floating-point numbers from a floating-point array."""
     return any(getattr(z.type, "dtype", None) in FLOAT_DTYPES for z in node.outputs) and any(
-        getattr(x.type, "dtype", None) in FLOAT_DTYPES and not all(x.type.broadcastable)
+        getattr(x.type, "dtype", None) in FLOAT_DTYPES
+        and not all(getattr(x.type, "broadcastable", ()))  # scalars have none
         for x in node.inputs
     )

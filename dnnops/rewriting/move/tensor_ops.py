@@ -180,7 +180,7 @@ def lift_batched_dot(node: Apply, inputs: list[Any], context: LiftContext) -> li
     return GpuBatchedDot(node.op).make_node(*inputs).outputs if _all_float(node) else None
 
 
-@register_lifter(Blockwise, operands=(0, 1), heavy=False)
+@register_lifter(Blockwise)
 def lift_blockwise(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable] | None:
     """Lift Blockwise if it computes matrix products."""
     if not isinstance(node.op.core_op, Dot) or not _all_float(node):
