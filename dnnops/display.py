@@ -1,15 +1,17 @@
-"""Sizes and tables, as commands and reports show them."""
+"""Sizes and lines, as commands and reports show them."""
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-__all__ = ["plain_console", "plain_table", "rendered", "show_operations", "show_size"]
+__all__ = ["line_width", "plain_console", "rendered", "show_operations", "show_size"]
 
 _BYTES = ["B", "KiB", "MiB", "GiB", "TiB"]
 _OPERATIONS = ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"]
@@ -31,14 +33,30 @@ def show_operations(count: int) -> str:
     return f"{count / unit:.3g} {suffix}"
 
 
+def line_width(otherwise: int) -> int:
+    """Return the width of lines: ``COLUMNS``, else that of the terminal.
+
+    Parameters
+    ----------
+    otherwise : int
+        Width if the output goes elsewhere and ``COLUMNS`` is not a positive number.
+    """
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    if sys.stdout is None or sys.stdout.closed or not sys.stdout.isatty():
+        return otherwise
+    return shutil.get_terminal_size((otherwise, 0)).columns
+
+
 def plain_console(width: int | None = None, colors: bool = True) -> Console:
     """Return a console that prints strings as they are, without markup or highlighting.
 
     Parameters
     ----------
     width : int, optional
-        Characters in a line. By default those of the terminal; if the output goes elsewhere, lines
-        are not wrapped, so that grep finds whole names.
+        Characters in a line. By default ``COLUMNS`` or those of the terminal; if the output goes
+        elsewhere, lines are not wrapped, so that grep finds whole names.
     colors : bool
         Whether to use colors and bold letters, if the output is a terminal.
 
@@ -48,19 +66,16 @@ def plain_console(width: int | None = None, colors: bool = True) -> Console:
     """
     from rich.console import Console
 
-    if width is None and not sys.stdout.isatty():
-        width = 100_000
     color_system: Any = "auto" if colors else None
     return Console(
-        width=width, color_system=color_system, markup=False, highlight=False, emoji=False
+        width=line_width(100_000) if width is None else width,
+        # Plain text is only rendered, and does not depend on what the standard output is.
+        file=None if colors else io.StringIO(),
+        color_system=color_system,
+        markup=False,
+        highlight=False,
+        emoji=False,
     )
-
-
-def plain_table(header: bool = True) -> Table:
-    """Return a table without lines."""
-    from rich.table import Table
-
-    return Table(box=None, pad_edge=False, show_header=header, header_style="bold")
 
 
 def rendered(console: Console, *parts: Any) -> str:

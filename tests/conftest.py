@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# Commands and tables would wrap lines that tests look for.
+os.environ.pop("COLUMNS", None)
+
 
 def gpu_of_worker(environment: Mapping[str, str]) -> str:
     """Return the only GPU that a pytest-xdist process may see; empty if it may see all.

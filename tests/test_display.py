@@ -1,10 +1,10 @@
-"""Sizes, and tables on terminals and elsewhere."""
+"""Sizes and counts."""
 
 from __future__ import annotations
 
 import pytest
 
-from dnnops.display import plain_console, plain_table, rendered, show_operations, show_size
+from dnnops.display import show_operations, show_size
 
 
 @pytest.mark.parametrize(
@@ -28,19 +28,3 @@ def test_sizes(size, text):
 )
 def test_operations(count, text):
     assert show_operations(int(count)) == text
-
-
-def test_cells_are_shown_as_they_are():
-    """Cells are neither markup nor codes of emoji, and fold only where there is a width."""
-    name = "[bold]a[/bold]:x:" + 200 * "b"
-    table = plain_table()
-    table.add_column("name", overflow="fold")
-    table.add_column("count", justify="right")
-    table.add_row(name, "1")
-    assert rendered(plain_console(), table).splitlines() == [
-        f"name{' ' * (len(name) - 4)}  count",
-        f"{name}      1",
-    ]
-    lines = rendered(plain_console(60, colors=False), table).splitlines()
-    assert max(map(len, lines)) <= 60
-    assert "".join(line[:53].strip() for line in lines[1:]) == name

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dnnops.config import flag_value
-from dnnops.display import plain_console, plain_table, rendered, show_operations, show_size
+from dnnops.display import plain_console, rendered, show_operations, show_size
 from dnnops.plans import ConvPlan, Survey
 from dnnops.plans.cases import DIRECTIONS, PlanCase
+from dnnops.plans.table import plan_table
+from dnnops.tables import Column, Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-#: Title, alignment and cells of a column.
-_Column = tuple[str, str, list[str]]
-#: Columns whose cells may be folded over several lines, with the largest minimum width.
-_FOLDED = {"plan": 24, "notes": 20}
-#: Columns to drop on a narrow terminal, in this order. Notes are long.
-_FIRST_DROPPED = (
-    *("no.", "math", "notes", "API", "x best", "determ."),
-    *("GFLOP/s", "TFLOP/s", "workspace"),
-)
+#: Longest words that stay whole, in the columns of tables with names and explanations.
+_NAME_WIDTH, _TEXT_WIDTH = 24, 14
 
 
 def heading(case: PlanCase) -> str:
@@ -140,10 +130,7 @@ def print_survey(survey: Survey) -> None:
         sections.append(_text(case.remark, "yellow"))
     runnable = [plan for plan in survey.plans if not plan.reason]
     if runnable:
-        table, dropped = _plan_table(case, runnable, console.width)
-        sections += ["", table]
-        if dropped:
-            sections.append(_text(f"a wider terminal also shows: {', '.join(dropped)}", "dim"))
+        sections += ["", plan_table(runnable, case.flops)]
     else:
         sections += ["", _text("no plan can be run", "red")]
     if survey.energy_reason:
@@ -161,81 +148,28 @@ def print_survey(survey: Survey) -> None:
 # -- tables --------------------------------------------------------------------------------
 
 
-def _plan_table(case: PlanCase, plans: list[ConvPlan], width: int) -> tuple[Table, list[str]]:
-    """Return the table of runnable plans and the titles of columns dropped for lack of space."""
-    best = _best(plans)
-    times = [plan.time_ms for plan in plans if plan.time_ms is not None]
-    decimals = max(0, 3 - math.floor(math.log10(min(times)))) if times else 0
-    fast = best is not None and case.flops / best >= 1e9
-    unit, scale = ("T", 1e9) if fast else ("G", 1e6)
-    columns: list[_Column] = [
-        ("plan", "left", [plan.name for plan in plans]),
-        ("no.", "right", ["" if plan.number is None else str(plan.number) for plan in plans]),
-        ("API", "left", [plan.api for plan in plans]),
-        ("ms", "right", [_number(plan.time_ms, decimals) for plan in plans]),
-        ("x best", "right", [_number(plan.time_ms, 2, best) for plan in plans]),
-        (f"{unit}FLOP/s", "right", [_rate(case, plan, scale) for plan in plans]),
-        ("mJ", "right", [_significant(plan.energy_mj) for plan in plans]),
-        ("workspace", "right", [_size(plan) for plan in plans]),
-        ("determ.", "left", [_yes_or_no(plan.deterministic) for plan in plans]),
-        ("math", "left", [plan.math_type for plan in plans]),
-        ("notes", "left", ["; ".join(plan.notes).replace("_", " ") for plan in plans]),
-    ]
-    # Hide empty columns.
-    shown = [column for column in columns if any(column[2])]
-    dropped = []
-    for title in _FIRST_DROPPED:
-        if _least_width(shown) <= width:
-            break
-        dropped += [name for name, _, _ in shown if name == title]
-        shown = [column for column in shown if column[0] != title]
-    table = plain_table()
-    for title, side, cells in shown:
-        table.add_column(
-            title,
-            justify="right" if side == "right" else "left",
-            no_wrap=title not in _FOLDED,
-            overflow="fold",
-            min_width=_least_width([(title, side, cells)]) if title in _FOLDED else None,
-        )
-    for index, row in enumerate(zip(*(column[2] for column in shown), strict=True)):
-        fastest = index == 0 and plans[0].time_ms is not None
-        table.add_row(*row, style="green" if fastest else None)
-    return table, dropped
-
-
-def _least_width(columns: list[_Column]) -> int:
-    """Return the minimum width of a table, in characters, with its foldable columns folded."""
-    widths = [
-        min(max(map(len, [title, *cells])), _FOLDED.get(title, sys.maxsize))
-        for title, _, cells in columns
-    ]
-    return sum(widths) + 2 * (len(widths) - 1)
-
-
 def _refusal_table(refused: dict[str, list[ConvPlan]]) -> Table:
-    table = plain_table(header=False)
-    table.add_column(overflow="fold", ratio=2)
-    table.add_column(overflow="fold", ratio=3)
-    for reason, plans in sorted(refused.items(), key=lambda pair: -len(pair[1])):
-        names = ", ".join(plan.name for plan in plans)
-        table.add_row(names, " ".join(reason.split()), style="dim")
-    return table
+    ordered = sorted(refused.items(), key=lambda pair: -len(pair[1]))
+    names = [", ".join(plan.name for plan in plans) for _, plans in ordered]
+    reasons = [" ".join(reason.split()) for reason, _ in ordered]
+    return _dim_table(names, reasons, range(len(names)))
 
 
 def _choice_table(survey: Survey) -> Table:
-    table = plain_table(header=False)
-    table.add_column(overflow="fold", min_width=12)
-    table.add_column(overflow="fold")
     chosen = _by(survey.choices, lambda value: str(survey.choices[value]))
     order = {plan.name: index for index, plan in enumerate(survey.plans)}
-    for name in sorted(chosen, key=lambda name: order.get(name, len(order))):
-        table.add_row(name, ", ".join(chosen[name]))
+    names = sorted(chosen, key=lambda name: order.get(name, len(order)))
+    texts = [", ".join(chosen[name]) for name in names]
     without = [value for value, choice in survey.choices.items() if not choice]
     for reason, values in _by(without, lambda value: survey.choices[value].reason).items():
-        cells = f"{', '.join(values)}: {' '.join(reason.split())}"
-        table.add_row("no plan", cells, style="dim")
-    return table
+        names.append("no plan")
+        texts.append(f"{', '.join(values)}: {' '.join(reason.split())}")
+    return _dim_table(names, texts, range(len(chosen), len(names)))
+
+
+def _dim_table(names: list[str], texts: list[str], dim: Iterable[int]) -> Table:
+    columns = [Column("", names, fold=_NAME_WIDTH), Column("", texts, fold=_TEXT_WIDTH)]
+    return Table(columns, header=False, row_styles=dict.fromkeys(dim, "dim"))
 
 
 def _text(words: str, style: str) -> Any:
@@ -258,26 +192,6 @@ def _by(items: Iterable[Any], key: Callable[[Any], str]) -> dict[str, list[Any]]
 
 def _best(plans: list[ConvPlan]) -> float | None:
     return min((plan.time_ms for plan in plans if plan.time_ms is not None), default=None)
-
-
-def _number(value: float | None, decimals: int, unit: float | None = 1.0) -> str:
-    return "" if value is None or unit is None else f"{value / unit:.{decimals}f}"
-
-
-def _significant(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _rate(case: PlanCase, plan: ConvPlan, scale: float) -> str:
-    return "" if plan.time_ms is None else _significant(case.flops / plan.time_ms / scale)
-
-
-def _size(plan: ConvPlan) -> str:
-    return "" if plan.workspace_bytes is None else show_size(plan.workspace_bytes)
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "?" if value is None else "yes" if value else "no"
 
 
 def _padding(border_mode: Any) -> str:

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dnnops.display import plain_console, plain_table, rendered, show_size
+from dnnops.display import plain_console, rendered, show_size
 from dnnops.errors import DnnValueError
+from dnnops.tables import Column, Table
 
 if TYPE_CHECKING:
     from dnnops.plans.cache import CacheFile, PlanCache
@@ -19,6 +20,9 @@ HELP = "show, clear, export or import the plans selected for convolutions"
 
 # Number of refused entries that an import prints.
 _SHOWN_REASONS = 20
+# Longest names that stay whole, and columns to leave out on a narrow terminal, in this order.
+_LONGEST_NAME = 24
+_FIRST_DROPPED = ("plans", "age", "cuDNN", "GPU", "time")
 _AGES = (("day", 24 * 3600), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
@@ -181,26 +185,27 @@ def _describe(file: CacheFile) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    table = plain_table()
-    for title in ("convolution", "GPU", "cuDNN", "best plan"):
-        table.add_column(title, overflow="fold")
-    for title in ("time", "plans", "age"):
-        table.add_column(title, justify="right", no_wrap=True)
     now = datetime.now(UTC)
-    for row in rows:
-        best = row["plans"][0]
-        age = _age_words((now - datetime.fromisoformat(row["date"])).total_seconds())
-        cells = (
-            row["case"],
-            row["gpu"],
-            row["cudnn"],
-            best["name"],
-            f"{best['time_ms']:.4g} ms",
-            str(len(row["plans"])),
-            age,
-        )
-        table.add_row(*cells)
+    best = [row["plans"][0] for row in rows]
+    ages = [_age_words((now - datetime.fromisoformat(row["date"])).total_seconds()) for row in rows]
+    counts = [str(len(row["plans"])) for row in rows]
+    table = Table(
+        [
+            Column("convolution", [row["case"] for row in rows], fold=_LONGEST_NAME),
+            Column("GPU", [row["gpu"] for row in rows], fold=_LONGEST_NAME),
+            Column("cuDNN", [row["cudnn"] for row in rows], fold=_LONGEST_NAME),
+            Column("best plan", [plan["name"] for plan in best], fold=_LONGEST_NAME),
+            _numbers("time", [f"{plan['time_ms']:.4g} ms" for plan in best]),
+            _numbers("plans", counts),
+            _numbers("age", ages),
+        ],
+        _FIRST_DROPPED,
+    )
     return [rendered(plain_console(), table), ""]
+
+
+def _numbers(title: str, cells: list[str]) -> Column:
+    return Column(title, cells, right=True, whole=True)
 
 
 def _entries(number: int) -> str:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,7 +78,10 @@ def check_compiler() -> Iterator[Finding]:
     """Look for the C++ compiler that PyTensor uses, and for Python's headers."""
     from pytensor.configdefaults import config
 
-    if config.cxx:
+    if config.cxx and (problem := _why_no_compiler(config.cxx)):
+        fix = "apt-get install g++; export PYTENSOR_FLAGS=cxx=/usr/bin/g++"
+        yield Finding("C++ compiler", "missing", problem, config.cxx, fix)
+    elif config.cxx:
         version = _first_line([config.cxx, "--version"])
         yield Finding("C++ compiler", "ok", version or "of unknown version", config.cxx)
     else:
@@ -91,6 +95,24 @@ def check_compiler() -> Iterator[Finding]:
         yield Finding("Python headers", "missing", f"no {header}", "", f"apt-get install {package}")
 
 
+def _why_no_compiler(program: str) -> str:
+    """Return why a program cannot compile C++, or an empty string."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "empty.cpp"), Path(folder, "empty.o")
+        source.write_text("namespace a::b {}\n")
+        command = [program, "-c", str(source), "-o", str(output)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            reason = "it is a folder" if Path(program).is_dir() else reason
+            return f"cannot be run: {reason}"
+        if done.returncode == 0 and output.exists():
+            return ""
+        words = (done.stderr.strip() or "no output file").splitlines()[0]
+        return f"cannot compile an empty C++ file: {words}"
+
+
 def check_blas() -> Iterator[Finding]:
     """Report the BLAS that PyTensor links; dnnops itself works without one."""
     from pytensor.configdefaults import config
@@ -98,7 +120,11 @@ def check_blas() -> Iterator[Finding]:
     with warnings.catch_warnings():
         # PyTensor prints a long warning if it finds none, which this line already reports.
         warnings.simplefilter("ignore")
-        flags = config.blas__ldflags
+        try:
+            flags = config.blas__ldflags
+        except OSError:
+            # PyTensor runs the C++ compiler to find BLAS, and that is not a program.
+            flags = ""
     if flags:
         yield Finding("BLAS", "ok", flags)
     else:

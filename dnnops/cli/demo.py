@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnnops.cli import digits
+from dnnops.cli.options import integer
 from dnnops.config import FLAGS
+from dnnops.display import line_width
 from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.tables import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,8 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="{auto,cpu,cuda}",
         help="where to train; auto is the GPU if cuDNN can be used, else the CPU",
     )
-    parser.add_argument("--epochs", type=_positive, default=15, help="passes over the images")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed gives the same result")
+    parser.add_argument("--epochs", type=integer(1), default=15, help="passes over the images")
+    parser.add_argument(
+        "--seed", type=integer(0), default=0, help="the same seed gives the same result"
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("demo.png"), help="picture to write (default demo.png)"
     )
@@ -57,13 +61,6 @@ def _device(name: str) -> str:
         except DnnValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return name
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,8 +94,7 @@ def run(args: argparse.Namespace) -> int:
     # A no-break space keeps each name next to its count when lines are wrapped.
     calls = ", ".join(f"{name}\xa0x{count}" for name, count in trainer.library_ops().items())
     sentence = f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}"
-    width = min(console.width, 100)
-    print(textwrap.fill(sentence, width, subsequent_indent="    ").replace("\xa0", " "))
+    print("\n".join(wrapped(sentence, min(line_width(80), 100), "    ")).replace("\xa0", " "))
     print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
 
     history = _train(trainer, data, args.epochs, console)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from dnnops.cli.checks import CPU_CHECKS, GPU_CHECKS, Finding
-from dnnops.display import plain_console, plain_table, rendered
+from dnnops.display import line_width, plain_console, rendered
+from dnnops.tables import Column, Table, wrapped
 
 HELP = "show what was found, and what is missing"
 
@@ -18,6 +19,8 @@ _MARKS = {
     "missing": ("no", "red"),
     "unneeded": ("-", "dim"),
 }
+#: Longest words and paths that a narrow terminal shows in one line.
+_WORD_WIDTH, _PATH_WIDTH = 20, 24
 
 
 @dataclass(frozen=True)
@@ -167,20 +170,23 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
     verdicts : dict
         Verdict for each device.
     """
-    from rich.text import Text
-
-    table = plain_table()
-    for title in ("", "status", "found", "where"):
-        table.add_column(title, overflow="fold")
-    for finding in (finding for found in findings.values() for finding in found):
-        word, color = _MARKS[finding.status]
-        dim = color if color == "dim" else ""
-        table.add_row(
-            Text(finding.name, dim),
-            Text(word, color),
-            Text(finding.value, dim),
-            finding.where,
-        )
+    rows = [finding for found in findings.values() for finding in found]
+    marks = [_MARKS[finding.status] for finding in rows]
+    dim = [color if color == "dim" else "" for _, color in marks]
+    table = Table(
+        [
+            Column("", [finding.name for finding in rows], styles=dim),
+            Column(
+                "status",
+                [word for word, _ in marks],
+                whole=True,
+                styles=[color for _, color in marks],
+            ),
+            Column("found", [finding.value for finding in rows], fold=_WORD_WIDTH, styles=dim),
+            Column("where", [finding.where for finding in rows], fold=_PATH_WIDTH),
+        ],
+        ("where",),
+    )
     print(rendered(plain_console(), table))
 
     for device, found in findings.items():
@@ -196,4 +202,5 @@ def print_report(findings: dict[str, list[Finding]], verdicts: dict[str, Verdict
     print()
     for device, verdict in verdicts.items():
         answer = "works" if verdict.works else "does not work"
-        print(f"{device.upper()}: {verdict.summary or f'{answer}: {verdict.reason}'}")
+        line = f"{device.upper()}: {verdict.summary or f'{answer}: {verdict.reason}'}"
+        print("\n".join(wrapped(line, line_width(len(line)))))

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dnnops.cli.options import integer
 from dnnops.cli.scripts import add_script, has_script, run_script
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--calls",
-        type=_calls,
+        type=integer(0),
         default=5,
         metavar="N",
         help="measured calls of each function; 0 only lists nodes; default: 5",
@@ -58,12 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw the most expensive function shown that was measured, with matplotlib",
     )
     add_script(parser)
-
-
-def _calls(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a number from 0 on, got {text!r}")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import runpy
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import TextIO
 
 __all__ = ["add_script", "has_script", "run_script"]
 
@@ -38,6 +42,9 @@ def has_script(args: argparse.Namespace) -> bool:
 def run_script(args: argparse.Namespace) -> int:
     """Run the script, and print the traceback of an exception.
 
+    The standard output and the standard error can be used afterwards, even if the script has
+    closed or replaced them.
+
     Returns
     -------
     int
@@ -49,19 +56,52 @@ def run_script(args: argparse.Namespace) -> int:
         If the script raises it, with the script's own exit status.
     """
     sys.argv = [args.script, *args.arguments]
+    failure: Exception | None = None
+    with _kept("stdout"), _kept("stderr"):
+        try:
+            if args.module:
+                sys.path[0] = os.getcwd()
+                runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+            else:
+                # runpy adds a folder or an archive to the path itself.
+                if os.path.isfile(args.script):
+                    sys.path[0] = os.path.dirname(os.path.abspath(args.script))
+                runpy.run_path(args.script, run_name="__main__")
+        except Exception as error:
+            failure = error
+    if failure is None:
+        return 0
+    traceback.print_exception(failure.with_traceback(_of_the_script(failure.__traceback__)))
+    return 1
+
+
+@contextmanager
+def _kept(name: str) -> Iterator[None]:
+    """Restore a standard stream that is closed or replaced within the block."""
+    stream = getattr(sys, name)
     try:
-        if args.module:
-            sys.path[0] = os.getcwd()
-            runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+        copy = os.dup(stream.fileno())
+    except (AttributeError, OSError, ValueError):  # not a file, or closed by the caller
+        copy = -1
+    try:
+        yield
+    finally:
+        if stream is None or stream.closed or not _is_open(stream):
+            text = {} if stream is None else {"encoding": stream.encoding, "errors": stream.errors}
+            setattr(sys, name, open(copy if copy >= 0 else os.devnull, "w", **text))  # noqa: SIM115
         else:
-            # runpy adds a folder or an archive to the path itself.
-            if os.path.isfile(args.script):
-                sys.path[0] = os.path.dirname(os.path.abspath(args.script))
-            runpy.run_path(args.script, run_name="__main__")
-    except Exception as error:
-        traceback.print_exception(error.with_traceback(_of_the_script(error.__traceback__)))
-        return 1
-    return 0
+            setattr(sys, name, stream)
+            if copy >= 0:
+                os.close(copy)
+
+
+def _is_open(stream: TextIO) -> bool:
+    """Return whether the file below a stream is still open."""
+    try:
+        os.fstat(stream.fileno())
+    except OSError as error:
+        return error.errno != errno.EBADF
+    return True
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

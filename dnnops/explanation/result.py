@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dnnops.explanation.picture import draw
 from dnnops.explanation.record import Record
-from dnnops.explanation.table import as_group, as_text
+from dnnops.explanation.table import explanation_parts
+from dnnops.tables import Shown, Table
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["Explanation"]
 
 
-@dataclass(frozen=True)
-class Explanation(Record):
-    """The nodes of a compiled function, in the order of execution; prints as a table.
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown, Record):
+    """The nodes of a compiled function, in the order of execution; shows itself as a table.
 
     Attributes
     ----------
@@ -56,9 +58,6 @@ class Explanation(Record):
         """
         draw(self, path)
 
-    def __rich__(self) -> Any:
-        """Return the table for ``rich.print``."""
-        return as_group(self)
-
-    def __str__(self) -> str:
-        return as_text(self)
+    def display_parts(self) -> Iterator[str | Table]:
+        """Yield heading, table and notes."""
+        yield from explanation_parts(self)

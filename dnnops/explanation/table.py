@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from textwrap import wrap
-from typing import Any
 
-from dnnops.display import plain_console, plain_table, rendered, show_size
+from dnnops.display import show_size
 from dnnops.explanation.record import Node, Operand, Record
+from dnnops.tables import Column, Table
 
-__all__ = ["as_group", "as_text"]
+__all__ = ["explanation_parts", "show_operand"]
 
-#: Width of a table that is not printed on a terminal.
-_WIDTH = 80
+#: Longest names that stay whole; those of plans can be much longer.
+_LONGEST_NAME = 40
+#: Columns to leave out on a narrow terminal, in this order.
+_FIRST_DROPPED = ("live", "new", "results", "%", "device", "library")
 _SHORT_DTYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-def as_text(explanation: Record, width: int | None = None) -> str:
-    """Return heading, table and notes as text.
-
-    Parameters
-    ----------
-    explanation : Record
-        What to show.
-    width : int, optional
-        Characters in a line. Default: those of the terminal, or 80.
-    """
-    if width is None:
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
-    lines = [line for text in _heading(explanation) for line in wrap(text, width)]
+def explanation_parts(explanation: Record) -> Iterator[str | Table]:
+    """Yield heading, table and notes."""
+    yield from _heading(explanation)
     if explanation.nodes:
-        lines += ["", rendered(plain_console(width, colors=False), _table(explanation))]
-    notes = [line for text in _notes(explanation) for line in wrap(text, width)]
-    return "\n".join([*lines, *([""] if notes else []), *notes])
-
-
-def as_group(explanation: Record) -> Any:
-    """Return heading, table and notes for ``rich.print``."""
-    from rich.console import Group
-    from rich.text import Text
-
-    table = [_table(explanation)] if explanation.nodes else []
-    return Group(
-        *map(Text, _heading(explanation)), Text(), *table, Text(), *map(Text, _notes(explanation))
-    )
+        yield _table(explanation)
+    yield from _notes(explanation)
 
 
 def _heading(explanation: Record) -> Iterator[str]:
@@ -67,35 +45,30 @@ def _at(explanation: Record) -> str:
     return "" if node is None else f" at node {node.index} {node.op}"
 
 
-def _table(explanation: Record) -> Any:
-    nodes = explanation.nodes
-    has_devices = any(node.device != "cpu" for node in nodes)
-    is_measured, total = explanation.calls > 0, explanation.time_ms
-    table = plain_table()
-    table.add_column("no.", justify="right", no_wrap=True)
-    table.add_column("Op", overflow="fold")
-    if has_devices:
-        table.add_column("device", no_wrap=True)
-    table.add_column("library", no_wrap=True)
-    table.add_column("results", overflow="fold")
-    for title in ("new", "live"):
-        table.add_column(title, justify="right", no_wrap=True)
-    if is_measured:
-        for title in ("ms", "%"):
-            table.add_column(title, justify="right", no_wrap=True)
-    for node in nodes:
-        cells = [str(node.index), "\n".join(_op_lines(node))]
-        if has_devices:
-            cells.append(node.device)
-        cells += [node.library, "\n".join(map(show_operand, node.outputs))]
-        cells += [_memory(node), _size(node.live_bytes)]
-        if is_measured:
-            share = 100 * (node.time_ms or 0) / total if total else 0
-            cells += (
-                ["", ""] if node.time_ms is None else [_show_time(node.time_ms), f"{share:.0f}"]
-            )
-        table.add_row(*cells)
-    return table
+def _table(explanation: Record) -> Table:
+    nodes, total = explanation.nodes, explanation.time_ms
+    columns = [
+        Column("no.", [str(node.index) for node in nodes], right=True, whole=True),
+        Column("Op", ["\n".join(_op_lines(node)) for node in nodes], fold=_LONGEST_NAME),
+    ]
+    if any(node.device != "cpu" for node in nodes):
+        columns.append(Column("device", [node.device for node in nodes], whole=True))
+    results = ["\n".join(map(show_operand, node.outputs)) for node in nodes]
+    columns += [
+        Column("library", [node.library for node in nodes], whole=True),
+        Column("results", results),
+        Column("new", [_memory(node) for node in nodes], right=True, whole=True),
+        Column("live", [_size(node.live_bytes) for node in nodes], right=True, whole=True),
+    ]
+    if explanation.calls > 0:
+        times = ["" if node.time_ms is None else _show_time(node.time_ms) for node in nodes]
+        shares = [
+            "" if node.time_ms is None else f"{100 * node.time_ms / total if total else 0:.0f}"
+            for node in nodes
+        ]
+        columns.append(Column("ms", times, right=True, whole=True))
+        columns.append(Column("%", shares, right=True, whole=True))
+    return Table(columns, _FIRST_DROPPED)
 
 
 def _op_lines(node: Node) -> Iterator[str]:

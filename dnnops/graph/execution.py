@@ -396,7 +396,7 @@ class ExecutableGraph(PlannedGraph):
         Parameters
         ----------
         width : int, optional
-            Characters in a line; by default, those of the terminal.
+            Characters in a line; by default, ``COLUMNS`` or those of the terminal.
 
         Returns
         -------

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dnnops.display import plain_console, plain_table, rendered, show_size
+from dnnops.display import plain_console, rendered, show_size
 from dnnops.graph.names import numerical_note
 from dnnops.graph.plan import Plan
+from dnnops.tables import Column, Table
 
 __all__ = ["plan_table"]
 
 #: Notes that have a column of their own, or that nearly all engines have.
 _OTHER_COLUMNS = (numerical_note.NONDETERMINISTIC,)
+#: Longest names that stay whole.
+_LONGEST_NAME = 24
+#: Columns to leave out on a narrow terminal, in this order.
+_FIRST_DROPPED = ("notes", "x best", "determ.", "workspace")
 
 
 def _words(notes: Iterable[Any]) -> str:
@@ -28,7 +33,7 @@ def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:
     plans : iterable of Plan
         Plans, timed or not.
     width : int, optional
-        Characters in a line; by default, those of the terminal.
+        Characters in a line; by default, ``COLUMNS`` or those of the terminal.
 
     Returns
     -------
@@ -36,27 +41,29 @@ def plan_table(plans: Iterable[Plan], width: int | None = None) -> str:
     """
     rows = sorted(plans, key=lambda p: (bool(p.reason), p.time_ms is None, p.time_ms or 0.0))
     best = next((plan.time_ms for plan in rows if plan.time_ms), None)
-    table = plain_table()
-    for title, justify in (
-        ("plan", "left"),
-        ("time us", "right"),
-        ("x best", "right"),
-        ("workspace", "right"),
-        ("determ.", "left"),
-        ("notes", "left"),
-    ):
-        table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for plan in rows:
-        timed = plan.time_ms is not None
-        notes = _words([*plan.numerical_notes, *plan.behavior_notes])
-        if plan.reason or plan.is_excluded:
-            notes = plan.reason or "deselected"
-        table.add_row(
-            plan.name,
-            f"{1000 * plan.time_ms:.2f}" if plan.time_ms is not None else "",
-            f"{plan.time_ms / best:.2f}" if timed and plan.time_ms and best else "",
-            "" if plan.workspace is None else show_size(plan.workspace),
-            "no" if numerical_note.NONDETERMINISTIC in plan.numerical_notes else "yes",
-            notes,
-        )
+    times = ["" if plan.time_ms is None else f"{1000 * plan.time_ms:.2f}" for plan in rows]
+    ratios = [f"{plan.time_ms / best:.2f}" if plan.time_ms and best else "" for plan in rows]
+    sizes = ["" if plan.workspace is None else show_size(plan.workspace) for plan in rows]
+    nondeterministic = numerical_note.NONDETERMINISTIC
+    table = Table(
+        [
+            Column("plan", [plan.name for plan in rows], fold=_LONGEST_NAME),
+            Column("time us", times, right=True, whole=True),
+            Column("x best", ratios, right=True, whole=True),
+            Column("workspace", sizes, right=True, whole=True),
+            Column(
+                "determ.",
+                ["no" if nondeterministic in plan.numerical_notes else "yes" for plan in rows],
+                whole=True,
+            ),
+            Column("notes", [_notes(plan) for plan in rows]),
+        ],
+        _FIRST_DROPPED,
+    )
     return rendered(plain_console(width), table)
+
+
+def _notes(plan: Plan) -> str:
+    if plan.reason or plan.is_excluded:
+        return plan.reason or "deselected"
+    return _words([*plan.numerical_notes, *plan.behavior_notes])

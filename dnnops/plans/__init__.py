@@ -14,9 +14,11 @@ from dnnops.plans.listing import (
     survey,
 )
 from dnnops.plans.plan import ConvPlan, conv_flops
+from dnnops.plans.table import ConvPlans
 
 __all__ = [
     "ConvPlan",
+    "ConvPlans",
     "FlagChoice",
     "Progress",
     "Survey",

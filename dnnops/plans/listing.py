@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dnnops.arguments import switch
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnTypeError, DnnWarning
 from dnnops.plans.plan import ConvPlan
+from dnnops.plans.table import ConvPlans
 
 if TYPE_CHECKING:
     from dnnops.plans.cases import PlanCase
@@ -85,7 +86,7 @@ def conv_plans(
     time: bool = False,
     energy: bool = False,
     progress: Progress | None = None,
-) -> list[ConvPlan]:
+) -> ConvPlans:
     """List the plans of a convolution.
 
     Operands with normally distributed random numbers are allocated for the call and freed after it.
@@ -125,9 +126,10 @@ def conv_plans(
 
     Returns
     -------
-    list of ConvPlan
-        Timed plans, fastest first; then untimed plans, in the order in which the library would try
-        them; then plans that cannot be run, with the reason.
+    ConvPlans
+        List of `ConvPlan`, which shows itself as a table: timed plans, fastest first; then untimed
+        plans, in the order in which the library would try them; then plans that cannot be run, with
+        the reason.
 
     Raises
     ------
@@ -180,9 +182,9 @@ def conv_plans(
         warnings.warn(
             f"conv_plans: no energy was measured: {found.energy_reason}", DnnWarning, stacklevel=2
         )
-    if found.case.remark:
-        return [replace(plan, notes=(*plan.notes, found.case.remark)) for plan in found.plans]
-    return found.plans
+    remarks = (found.case.remark,) if found.case.remark else ()
+    plans = [replace(plan, notes=(*plan.notes, *remarks)) for plan in found.plans]
+    return ConvPlans(plans, found.case.flops)
 
 
 def flag_choices(

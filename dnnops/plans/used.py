@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from textwrap import wrap
 from typing import Any
 
 from pytensor.compile import Function, ProfileStats
 from pytensor.graph.basic import Apply
 
 from dnnops.arguments import switch
-from dnnops.display import plain_console, plain_table, rendered, show_size
+from dnnops.display import show_size
 from dnnops.dtypes import DTYPE_NAMES
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.conv.base import ConvBase
 from dnnops.runtime.headers import CHOSEN, structure
 from dnnops.runtime.nodes import node_number
 from dnnops.runtime.op import RuntimeOp
+from dnnops.tables import Column, Shown, Table
 
 __all__ = ["ChosenPlan", "ChosenPlans", "chosen_plans", "plan_of"]
 
@@ -92,21 +91,16 @@ _UNKNOWN_PLAN_HINT = (
 )
 
 
-class ChosenPlans(list[ChosenPlan]):
-    """A list of `ChosenPlan` that prints as a table."""
+class ChosenPlans(Shown, list[ChosenPlan]):
+    """A list of `ChosenPlan` that shows itself as a table."""
 
-    def __rich__(self) -> Any:
-        """Return the table for ``rich.print``."""
-        return _table(self)
+    file_width = 160
 
-    def __str__(self) -> str:
-        width = shutil.get_terminal_size((_WIDTH, 0)).columns
-        if not self:
-            return "no convolutions"
-        text = _text(_table(self), width)
+    def display_parts(self) -> Iterator[str | Table]:
+        """Yield the table, and why plans are unknown."""
+        yield _table(self) if self else "no convolutions"
         if any(row.remark for row in self):
-            text += "\n\n" + "\n".join(wrap(_UNKNOWN_PLAN_HINT, width))
-        return text
+            yield _UNKNOWN_PLAN_HINT
 
 
 def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
@@ -129,7 +123,7 @@ def chosen_plans(f: Any, time: bool = False) -> ChosenPlans:
     Returns
     -------
     ChosenPlans
-        List of `ChosenPlan` in the order of execution, which prints as a table.
+        List of `ChosenPlan` in the order of execution, which shows itself as a table.
 
     Raises
     ------
@@ -248,8 +242,10 @@ def _measure(op: Any, device: str, row: ChosenPlan) -> float | None:
 
 # -- tables --------------------------------------------------------------------------------
 
-#: Width of a table in a file.
-_WIDTH = 160
+#: Columns to leave out on a narrow terminal, in this order.
+_FIRST_DROPPED = ("asked for", "chosen", "workspace", "dtype", "time", "image * filters")
+#: Longest names of Ops, and of plans, that stay whole.
+_LONGEST_NAME = 24
 
 
 def _show_shape(shape: tuple[int | None, ...]) -> str:
@@ -260,33 +256,28 @@ def _show_time(time_ms: float | None) -> str:
     return "" if time_ms is None else f"{time_ms:.3g} ms" if time_ms < 100 else f"{time_ms:.0f} ms"
 
 
-def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Any:
-    table = plain_table()
-    if shares is not None:
-        table.add_column("% time", justify="right")
-    for title in ("convolution", "image * filters", "dtype", "asked for", "plan"):
-        table.add_column(title, overflow="fold")
-    for title in ("workspace", "time"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("chosen")
-    for i, row in enumerate(rows):
-        name = f"{row.op} {row.output}".strip()
-        table.add_row(
-            *([] if shares is None else [shares[i]]),
-            name,
-            f"{_show_shape(row.input_shape)} * {_show_shape(row.filter_shape)}",
-            row.dtype + ("" if row.memory_format == "contiguous" else f" {row.memory_format}"),
-            row.algo,
-            row.plan or f"({row.remark or 'has not run'})",
-            "" if row.workspace_bytes is None else show_size(row.workspace_bytes),
-            _show_time(row.time_ms),
-            row.source,
-        )
-    return table
-
-
-def _text(table: Any, width: int) -> str:
-    return rendered(plain_console(width, colors=False), table)
+def _table(rows: list[ChosenPlan], shares: list[str] | None = None) -> Table:
+    shapes = [f"{_show_shape(row.input_shape)} * {_show_shape(row.filter_shape)}" for row in rows]
+    dtypes = [
+        row.dtype + ("" if row.memory_format == "contiguous" else f" {row.memory_format}")
+        for row in rows
+    ]
+    plans = [row.plan or f"({row.remark or 'has not run'})" for row in rows]
+    sizes = ["" if row.workspace_bytes is None else show_size(row.workspace_bytes) for row in rows]
+    return Table(
+        [
+            *([] if shares is None else [Column("% time", shares, right=True, whole=True)]),
+            Column("convolution", [f"{x.op} {x.output}".strip() for x in rows], fold=_LONGEST_NAME),
+            Column("image * filters", shapes),
+            Column("dtype", dtypes),
+            Column("asked for", [row.algo for row in rows], fold=_LONGEST_NAME),
+            Column("plan", plans, fold=_LONGEST_NAME),
+            Column("workspace", sizes, right=True, whole=True),
+            Column("time", [_show_time(row.time_ms) for row in rows], right=True, whole=True),
+            Column("chosen", [row.source for row in rows], whole=True),
+        ],
+        _FIRST_DROPPED,
+    )
 
 
 # -- PyTensor's profile --------------------------------------------------------------------
@@ -319,8 +310,9 @@ def print_profile(
     seconds = {node: time for (_, node), time in apply_time.items()}
     total = sum(apply_time.values())
     shares = [f"{100 * seconds[x] / total:.1f}" if x in seconds and total else "" for x in nodes]
+    table = _table([_chosen(node) for node in nodes], shares)
     print("Convolutions", "---", sep="\n", file=file)
-    print(_text(_table([_chosen(node) for node in nodes], shares), _WIDTH), file=file)
+    print(table.text(ChosenPlans.file_width), file=file)
     print(file=file)
 
 

@@ -54,7 +54,10 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
         Component(
             "config",
             "flags, errors",
-            ("arguments", "display", "compat", "mode_flag", "errors", "dtypes", "__about__"),
+            (
+                *("arguments", "tables", "display", "compat", "mode_flag", "errors", "dtypes"),
+                "__about__",
+            ),
         ),
         Component("c_code", "C and C++ sources"),
     ),

@@ -206,8 +206,8 @@ pytensor.function([x], Once()(x), mode="CVM")(np.ones(3))
         (["nowhere.py"], "there is no file nowhere.py"),
         (["--json", "nowhere/a.json", "{script}"], "cannot write nowhere/a.json: there is no"),
         (["--plot", "{folder}", "{script}"], "it is a folder"),
-        (["--calls", "-1", "{script}"], "must be a number from 0 on, got '-1'"),
-        (["--calls", "many", "{script}"], "must be a number from 0 on, got 'many'"),
+        (["--calls", "-1", "{script}"], "must be an integer of at least 0, got '-1'"),
+        (["--calls", "many", "{script}"], "must be an integer of at least 0, got 'many'"),
     ],
 )
 def test_bad_command_lines(tmp_path: Path, explain_here: Any, arguments: list[str], words: str):
@@ -262,3 +262,61 @@ def test_a_call_that_raises_is_not_recorded():
         with pytest.raises(IndexError):
             f(np.ones(1))
     assert [(e.calls, len(e.arguments[0])) for e in functions] == [(1, 3)]
+
+
+#: Runs quickly, in PyTensor's Python linker.
+CLOSING = """
+import os
+import sys
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile import Mode
+
+x = pt.vector("x")
+pytensor.function([x], x.sum(), mode=Mode("py", None), name="kept")
+print("said", flush=True)
+exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("sys.stdout.close()", 0),
+        ("os.close(sys.stdout.fileno())", 0),
+        ("sys.stdout = None", 0),
+        ("sys.stdout = open(os.devnull, 'w')", 0),
+        ("sys.stdout.close(); sys.stderr.close(); sys.exit(3)", 3),
+        ("sys.stderr.close(); 1 / 0", 1),
+    ],
+)
+def test_a_script_that_closes_its_output(tmp_path, monkeypatch, how: str, status: int):
+    """The tables still go where the command was told to print, and the traceback too."""
+    files = [tmp_path / "out", tmp_path / "err"]
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with files[0].open("w") as out, files[1].open("w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        arguments = ["--calls", "0", str(script(tmp_path, CLOSING)), how]
+        assert main(["explain", *arguments]) == status
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        monkeypatch.undo()
+        if how.startswith("os.close"):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())  # to close it again
+    printed = files[0].read_text()
+    assert printed.startswith("said\n")
+    assert "kept: 1 node" in printed
+    assert ("ZeroDivisionError" in files[1].read_text()) == (status == 1)
+
+
+@pytest.mark.parametrize("width", [40, 60, 79])
+def test_names_are_whole_on_narrow_terminals(explain_here, tmp_path, monkeypatch, width: int):
+    monkeypatch.setenv("COLUMNS", str(width))
+    name = "gradient_of_all_parameters"
+    text = CLOSING.replace("x.sum()", f"x.sum().copy(name={name!r})")
+    done = explain_here("--calls", 0, script(tmp_path, text), "pass")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= width
+    assert name in done.stdout.split()

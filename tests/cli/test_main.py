@@ -137,6 +137,32 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch):
     assert (compiler.status, compiler.install) == ("missing", "apt-get install g++")
 
 
+@pytest.mark.parametrize("kind", ["folder", "text", "missing", "true", "python"])
+def test_a_compiler_that_is_none(tmp_path: Path, kind: str):
+    """The doctor says so in its table, and goes on with its other checks."""
+    from pytensor import config
+
+    (tmp_path / "text").write_text("hello")
+    places = {"true": "/bin/true", "python": sys.executable, "folder": str(tmp_path)}
+    program = places.get(kind, str(tmp_path / kind))
+    with config.change_flags(cxx=program):
+        compiler, _ = checks.check_compiler()
+    assert (compiler.status, compiler.where) == ("missing", program)
+    words = {"folder": "it is a folder", "text": "denied", "missing": "No such file"}
+    assert words.get(kind, "cannot compile an empty C++ file") in compiler.value
+    assert compiler.install.endswith("export PYTENSOR_FLAGS=cxx=/usr/bin/g++")
+
+
+def test_blas_without_a_program_to_look_for_it(monkeypatch: pytest.MonkeyPatch):
+    class Config:
+        @property
+        def blas__ldflags(self):
+            raise PermissionError(13, "Permission denied", "/tmp")
+
+    monkeypatch.setattr("pytensor.configdefaults.config", Config())
+    assert next(checks.check_blas()).status == "advice"
+
+
 def test_no_python_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(checks.sysconfig, "get_path", lambda name: str(tmp_path))
     _, headers = checks.check_compiler()
@@ -217,6 +243,34 @@ def test_wrong_command_lines(capsys: pytest.CaptureFixture[str]):
             main(argv)
         assert stop.value.code == 2
     assert "flag device: 'tpu' is not accepted. Give one of: cpu, cuda" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "minimum"), [("demo --seed", 0), ("demo --epochs", 1), ("explain --calls", 0)]
+)
+def test_numbers(capsys: pytest.CaptureFixture[str], option: str, minimum: int):
+    for text in (str(minimum - 1), "-7", "1.5", "1e3", "x", "", "²", "9" * 5000):
+        with pytest.raises(SystemExit) as stop:
+            main([*option.split(), text])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert f"must be an integer of at least {minimum}, got {text!r}" in error
+
+
+def test_columns_are_kept_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    long = Finding("oneDNN", "ok", "3.2.0, AVX-512 with AMX", "/a/rather/long/path/of/a/library.so")
+    only(monkeypatch, [long], [])
+    for width in (40, 60, 79):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["doctor"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("oneDNN" in line for line in lines)
+    monkeypatch.delenv("COLUMNS")
+    assert main(["doctor"]) == 0
+    assert f"{long.value}  {long.where}" in capsys.readouterr().out
 
 
 def test_errors_of_dnnops_are_one_line(

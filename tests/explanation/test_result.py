@@ -18,7 +18,7 @@ import dnnops
 from dnnops import nnet
 from dnnops.errors import DnnUnavailableError, DnnValueError
 from dnnops.explanation import Explanation, Node, Operand
-from dnnops.explanation.table import as_text, show_operand
+from dnnops.explanation.table import show_operand
 
 SHAPES = (2, 3, 10, 10), (4, 3, 3, 3)
 
@@ -67,7 +67,7 @@ def test_heading(measured):
 def test_80_columns(explanation, measured):
     e = measured if explanation == "measured" else DEVICES
     for shown in (e, replace(e, calls=0, nodes=tuple(replace(n, time_ms=None) for n in e.nodes))):
-        text = as_text(shown, 80)
+        text = shown.as_text(80)
         assert max(map(len, text.splitlines())) <= 80
         numbers = [line.split()[0] for line in text.splitlines() if line[:3].strip().isdigit()]
         assert set(map(str, range(len(e.nodes)))) <= set(numbers)
@@ -76,7 +76,7 @@ def test_80_columns(explanation, measured):
 def test_width_without_a_terminal(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("sys.__stdout__", None)
-    assert str(DEVICES) == as_text(DEVICES, 80)
+    assert str(DEVICES) == DEVICES.as_text(80)
 
 
 def test_rows(measured):
@@ -89,7 +89,7 @@ def test_rows(measured):
 
 
 def test_notes_about_devices():
-    text = as_text(DEVICES, 80)
+    text = DEVICES.as_text(80)
     assert "Transfers: 1 to host 80 B; 3 to device 80 B" in text
     assert "On the host between nodes on a device: 2 Op" in text
     assert "2 Op: no GPU version" in text
