@@ -18,7 +18,7 @@ from dnnops.capture.graph import Graph, recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.capture.replay import Replay
-from dnnops.capture.schedule import Role, Schedule
+from dnnops.capture.schedule import Role, Schedule, taken_as_numbers
 from dnnops.capture.staging import uploads_of
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.base import free_workspaces
@@ -53,7 +53,7 @@ class Captured:
     in_place : list of tuple
         Storage and address of the arguments that the graph reads where they are.
     numbers : dict of Variable to cupy.ndarray
-        Where elementwise nodes read host numbers.
+        Where kernels read host numbers.
     uploads : list of tuple
         Storage of each host value that a launch copies to the device, and the array
         that it is copied to.
@@ -366,11 +366,8 @@ class Recorder:
 
     @contextmanager
     def _numbers_on_device(self, captured: Captured, node: Apply) -> Iterator[None]:
-        """Let an elementwise node read numbers from device memory."""
-        numbers = {*node.inputs} & self._numbers
-        if not getattr(node.op, "takes_numbers", False) or not numbers:
-            yield
-            return
+        """Let a node read numbers from device memory."""
+        numbers = taken_as_numbers(node) & self._numbers
         values = [(self._storage[x], self._storage[x][0]) for x in numbers]
         try:
             for x in numbers:

@@ -20,7 +20,7 @@ from dnnops.gpuarray.op import GpuOp, is_on_device
 from dnnops.gpuarray.transfer import GpuFromHost, GpuToGpu, HostFromGpu
 from dnnops.runtime.lifetimes import chain, declared_origins
 
-__all__ = ["Role", "Schedule", "schedule"]
+__all__ = ["Role", "Schedule", "schedule", "taken_as_numbers"]
 
 
 class Role(Enum):
@@ -51,8 +51,8 @@ class Schedule:
         Results and inputs on the host that nodes in the graph read, such as the bounds of a slice.
         A captured graph is valid for one value of each.
     numbers : frozenset of Variable
-        Host numbers that elementwise nodes in the graph read, such as a learning rate. They are
-        copied to the device by each launch.
+        Host numbers that kernels in the graph read, such as a learning rate. They are copied to
+        the device by each launch.
     device : int
         Number of the device.
     """
@@ -90,9 +90,10 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
         devices |= {x.type.device for x in (*node.inputs, *node.outputs) if is_on_device(x)}
         roles[node] = role = _role(node, roles)
         if role is Role.DEVICE:
+            taken = taken_as_numbers(node)
             for x in node.inputs:
                 if not is_on_device(x) and not _is_fixed(x, roles):
-                    if getattr(node.op, "takes_numbers", False):
+                    if x in taken:
                         numbers.add(x)
                     elif isinstance(x.type, TensorType | ScalarType):
                         by_value[x] = None
@@ -106,6 +107,19 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
     if Role.DEVICE not in roles.values():
         raise DnnNotSupportedError("it has no node on a device")
     return Schedule(tuple(roles.values()), tuple(by_value), frozenset(numbers), devices.pop())
+
+
+def taken_as_numbers(node: Apply) -> set[Variable]:
+    """Return the host operands of a node that may be on the device instead, as 0-d arrays."""
+    if not isinstance(node.op, GpuOp):
+        return set()
+    places = node.op.number_operands(node)
+    return {node.inputs[i] for i in places}.difference(
+        # As the length of an axis, for example, a number has to be on the host.
+        x
+        for i, x in enumerate(node.inputs)
+        if i not in places
+    )
 
 
 def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:

@@ -122,10 +122,9 @@ class GpuAlloc(MirrorOp):
         lengths = tuple(int(length) for length in shape)
         if min(lengths, default=0) < 0:
             return None  # CuPy raises the error
-        is_number = not is_on_device(node.inputs[0])
-        if not is_number:
+        if is_on_device(node.inputs[0]):
             self._check_broadcast(node, value, lengths)
-        return filling_call(node, (value, *shape), lengths, is_number)
+        return filling_call(node, (value, *shape), lengths)
 
     def compute(self, node: Apply, value: Any, *shape: Any) -> Any:
         import cupy

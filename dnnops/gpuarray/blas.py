@@ -104,7 +104,10 @@ class _Product(MirrorOp):
         return f"{type(self).__name__}{{{tf32}}}" if tf32 else type(self).__name__
 
     def number_operands(self, node: Apply) -> frozenset[int]:
-        """Return the indices of factors on the host that may change, as learning rates do."""
+        """Return the indices of factors on the host that may change, as learning rates do.
+
+        cuBLAS reads factors on the host. Those on the device are applied by a kernel of their own.
+        """
         return frozenset(
             i
             for i, x in enumerate(node.inputs)
@@ -112,12 +115,16 @@ class _Product(MirrorOp):
         )
 
     def factor(self, node: Apply, place: int, value: Any) -> Any:
-        """Return a factor of a prepared call: a constant, or the number that an operand is."""
-        from dnnops.gpuarray.prepared.call import Number
+        """Return a factor of a prepared call: a constant, or where an operand is, if it may change.
 
-        if place in self.number_operands(node):
-            return Number(place, node.inputs[place].type.numpy_dtype)
-        return float(value)
+        It is an `Address` if the factor is on the device.
+        """
+        from dnnops.gpuarray.prepared.builder import number_at
+
+        x = node.inputs[place]
+        if isinstance(x, Constant) and not is_on_device(x):
+            return float(value)
+        return number_at(node, place, value)
 
     def scaled_sum(self, node: Apply, inputs: Any, shape: tuple[int, ...]) -> PreparedCall | None:
         """Prepare ``beta * z + alpha * dot(x, y)`` for operands ``z, alpha, x, y, beta``.
@@ -126,11 +133,15 @@ class _Product(MirrorOp):
         """
         from dnnops.gpuarray.copying import add_copy
         from dnnops.gpuarray.prepared.builder import CallBuilder
-        from dnnops.gpuarray.prepared.call import Result
+        from dnnops.gpuarray.prepared.call import Address, Result
         from dnnops.gpuarray.products import ProductFactors, add_product, has_contiguous_side
+        from dnnops.gpuarray.scaled import scaled_afterwards
 
         x = inputs[2]
         alpha, beta = self.factor(node, 1, inputs[1]), self.factor(node, 4, inputs[4])
+        if isinstance(alpha, Address) or isinstance(beta, Address):
+            factors = [(node.inputs[place].type.dtype, at) for place, at in ((1, alpha), (4, beta))]
+            return scaled_afterwards(inputs, factors, self.settings, self.host_op.inplace)
         call = CallBuilder(inputs)
         out, result = call.operand(0), Result(0)
         if not self.host_op.inplace:
@@ -152,12 +163,13 @@ class GpuDot(_Product):
 
     def prepare(self, node: Apply, x: Any, y: Any, *factor: Any) -> PreparedCall | None:
         from dnnops.gpuarray.prepared.builder import CallBuilder
-        from dnnops.gpuarray.prepared.call import Result
+        from dnnops.gpuarray.prepared.call import Address, Result
         from dnnops.gpuarray.prepared.placed import Placed
+        from dnnops.gpuarray.scaled import add_scaled_sum
 
         if not (products := _products(x, y)) or x.shape[-1] != y.shape[0]:
             return None
-        if any(is_on_device(v) for v in node.inputs[2:]) or 0 in (*x.shape, *y.shape):
+        if 0 in (*x.shape, *y.shape):
             return None
         call = CallBuilder((x, y, *factor))
         rows, columns = x.shape[: x.ndim - 1], y.shape[1:]
@@ -168,10 +180,12 @@ class GpuDot(_Product):
         if not columns:
             right = right.as_column()
         target = Placed.new((*(rows or (1,)), *(columns or (1,))), x.dtype, out.address.place)
-        factors = products.ProductFactors(
-            alpha=self.factor(node, 2, factor[0]) if factor else 1.0, settings=self.settings
-        )
+        alpha = self.factor(node, 2, factor[0]) if factor else 1.0
+        is_late = isinstance(alpha, Address)
+        factors = products.ProductFactors(1.0 if is_late else alpha, settings=self.settings)
         products.add_product(call, x.dtype, left, right, target, factors)
+        if is_late:
+            add_scaled_sum(call, x.dtype.name, out, (node.inputs[2].type.dtype, alpha), [out])
         return call.call(Result(out.address.place))
 
     def compute(self, node: Apply, x: Any, y: Any, *factor: Any) -> Any:
@@ -235,8 +249,7 @@ class GpuGemm(_Product):
         self, node: Apply, z: Any, alpha: Any, x: Any, y: Any, beta: Any
     ) -> PreparedCall | None:
         shape = (x.shape[0], y.shape[1])
-        products = _products(x, y, z)
-        if any(is_on_device(node.inputs[i]) for i in (1, 4)) or not products:
+        if not _products(x, y, z):
             return None
         if x.shape[1] != y.shape[0] or z.shape != shape or 0 in (*shape, x.shape[1]):
             return None
@@ -283,7 +296,7 @@ class GpuGemv(_Product):
         beta: Any,
     ) -> PreparedCall | None:
         shape = (A.shape[0],)
-        if any(is_on_device(node.inputs[i]) for i in (1, 4)) or not _products(A, x, y):
+        if not _products(A, x, y):
             return None
         if A.shape[1] != x.shape[0] or y.shape != shape or 0 in A.shape:
             return None
@@ -302,6 +315,23 @@ class GpuGer(_Product):
     """`Ger` on the device: ``A + alpha * outer(x, y)``."""
 
     inplace_parameter = "destructive"
+
+    def prepare(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> PreparedCall | None:  # noqa: N803
+        from dnnops.gpuarray.prepared.builder import CallBuilder, number_at
+        from dnnops.gpuarray.prepared.call import Result
+        from dnnops.gpuarray.scaled import add_scaled_sum
+
+        if A.shape != (*x.shape, *y.shape) or not A.size:
+            return None
+        call = CallBuilder((A, alpha, x, y))
+        z = call.operand(0)
+        out = z if self.host_op.destructive else call.new(A.shape, A.dtype)
+        scale = node.inputs[1].type.dtype, number_at(node, 1, alpha)
+        one: Any = (A.dtype.name, np.ones((), A.dtype))
+        arrays = [call.operand(2).as_column(), call.operand(3).with_axes_before(2)]
+        if not add_scaled_sum(call, A.dtype.name, out, scale, arrays, (one, z)):
+            return None
+        return call.call(Result(out.address.place))
 
     def compute(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> Any:  # noqa: N803
         if A.shape != (*x.shape, *y.shape):

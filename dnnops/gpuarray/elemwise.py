@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant
 from pytensor.scalar.basic import Composite, ScalarOp
@@ -14,10 +13,10 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
 from dnnops.compat import shape_inference
-from dnnops.dtypes import host_dtype, numpy_dtype
+from dnnops.dtypes import host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpuarray.layout import common_order
-from dnnops.gpuarray.op import GpuOp, infer_device, is_on_device
+from dnnops.gpuarray.op import GpuOp, host_operands, infer_device, is_on_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.runtime.scalar_code import scalar_code, scalar_dtypes
 
@@ -45,7 +44,6 @@ class GpuElemwise(GpuOp):
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "inplace_pattern", "out_dtypes")
-    takes_numbers = True
 
     def __init__(
         self,
@@ -132,6 +130,9 @@ class GpuElemwise(GpuOp):
         )
         return [shape for _ in node.outputs]
 
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return host_operands(node)
+
     def prepare(self, node: Apply, *inputs: Any) -> PreparedCall | None:
         """Prepare the kernel, with its axes in the order of the operands' memory."""
         from dnnops.gpuarray.prepared.builder import CallBuilder
@@ -157,7 +158,8 @@ class GpuElemwise(GpuOp):
             None if a kernel cannot access the operands.
         """
         from dnnops.gpuarray.elementwise.step import elementwise_step
-        from dnnops.gpuarray.prepared.call import Address, Number, Result
+        from dnnops.gpuarray.prepared.builder import number_at
+        from dnnops.gpuarray.prepared.call import Result
 
         inputs = [call.inputs[place] for place in places]
         on_device = [is_on_device(x) for x in node.inputs]
@@ -174,11 +176,7 @@ class GpuElemwise(GpuOp):
             if is_array:
                 operands.append((dtype, call.operand(place).transpose(order)))
             else:
-                # In a CUDA graph, the number is on the device.
-                is_host = isinstance(value, np.ndarray | np.generic)
-                operands.append(
-                    (dtype, Number(place, numpy_dtype(dtype)) if is_host else Address(place))
-                )
+                operands.append((dtype, number_at(node, place, value)))
         inplace = dict(self.inplace_pattern)
         results, targets = [], []
         for number, z in enumerate(node.outputs):

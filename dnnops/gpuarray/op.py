@@ -49,6 +49,11 @@ def is_on_device(variable: Any) -> bool:
     return isinstance(variable, Variable) and isinstance(variable.type, GpuArrayType)
 
 
+def host_operands(node: Apply) -> frozenset[int]:
+    """Return the indices of the operands of a node that are not on a device."""
+    return frozenset(i for i, x in enumerate(node.inputs) if not is_on_device(x))
+
+
 def depends_on_values(variables: Iterable[Variable]) -> bool:
     """Return whether variables may change although all arrays keep their shapes.
 
@@ -135,8 +140,6 @@ class GpuOp(DeviceOp):
     """
 
     _f16_ok = True
-    #: Whether the Op accepts numbers on the device, as 0-d arrays, in place of its host operands.
-    takes_numbers: ClassVar[bool] = False
 
     def compute(self, node: Apply, *inputs: Any) -> Any:
         """Compute the value of the output, or a tuple of the values of several outputs."""
@@ -167,10 +170,12 @@ class GpuOp(DeviceOp):
         return type(self).prepare is not GpuOp.prepare
 
     def number_operands(self, node: Apply) -> frozenset[int]:
-        """Return the indices of the host operands that kernels take as numbers."""
-        if not self.takes_numbers:
-            return frozenset()
-        return frozenset(i for i, x in enumerate(node.inputs) if not is_on_device(x))
+        """Return the indices of the host operands that kernels take as numbers.
+
+        In a captured function, these operands are 0-d arrays on the device instead, so that they
+        may change from call to call.
+        """
+        return frozenset()
 
     def make_thunk(
         self,

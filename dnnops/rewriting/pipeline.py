@@ -175,6 +175,14 @@ def _fuse_batchnorm_activation(included: Tags, excluded: Tags) -> GraphRewriter 
     return FuseBatchNormActivation()
 
 
+def _separate_factors(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "gpu" not in included:
+        return None
+    from dnnops.rewriting.fuse.factors import SeparateFactors
+
+    return SeparateFactors()
+
+
 def _fuse_dense(included: Tags, excluded: Tags) -> GraphRewriter | None:
     if "fusion" in excluded:
         return None
@@ -405,6 +413,13 @@ PASSES = (
         ("gpu",),
         "Before elementwise fusion (49), which would take the sums and factors that convolutions "
         "can include.",
+    ),
+    Pass(
+        48.96,
+        "gpu_separate_factors",
+        ByTags(_separate_factors),
+        ("gpu",),
+        "Before elementwise fusion (49), which takes the factors.",
     ),
     Pass(
         48.97,

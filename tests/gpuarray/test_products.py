@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pytensor.tensor.blas import Gemm
+from pytensor.tensor.blas import Dot22Scalar, Gemm, Gemv, Ger
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray import GpuArrayType, blas, products
-from dnnops.gpuarray.blas import GpuGemm, product_settings
+from dnnops.gpuarray.blas import GpuDot, GpuGemm, GpuGemv, GpuGer, product_settings
 from dnnops.gpuarray.prepared.builder import CallBuilder
 from dnnops.gpuarray.prepared.thunk import native_thunk
 from dnnops.gpuarray.products import layouts, multiply
@@ -224,6 +225,59 @@ def test_factors_that_change_from_python(device, monkeypatch):
         values = [given[0], np.asarray(alpha), *given[1:], np.asarray(beta)]
         (got,) = add.node.op.prepared(add.node, *values).run(values)
         np.testing.assert_allclose(host_value(got), alpha * x @ y + beta * z, rtol=1e-12)
+
+
+def scaled(z, alpha, x, y, beta):
+    """Return the Ops with factors, and what each computes."""
+    vector, row = z[:, 0], y[:, 0]
+    return {
+        GpuGemm(Gemm(inplace=False)): ((z, alpha, x, y, beta), alpha * x @ y + beta * z),
+        GpuGemm(Gemm(inplace=True)): ((z, alpha, x, y, beta), alpha * x @ y + beta * z),
+        GpuGemv(Gemv(inplace=False)): (
+            (vector, alpha, x, row, beta),
+            alpha * x @ row + beta * vector,
+        ),
+        GpuDot(Dot22Scalar()): ((x, y, alpha), alpha * x @ y),
+        GpuGer(Ger(destructive=False)): (
+            (x, alpha, vector, row),
+            x + alpha * np.outer(vector, row),
+        ),
+    }
+
+
+@pytest.mark.needs("cupy")
+def test_factors_on_the_host_and_on_the_device(device, monkeypatch):
+    """In a CUDA graph they are on the device, where cuBLAS does not read them.
+
+    With a factor 0 of the sum, NaNs are ignored there, too.
+    """
+    monkeypatch.setattr(blas, "_products", lambda *arrays: products)
+    rng = np.random.default_rng(SEED)
+    shapes = (3, 5), (3, 4), (4, 5)
+    z, x, y = (np.asfortranarray(rng.standard_normal(shape)) for shape in shapes)
+    nodes: dict[str, Any] = {}
+    for alpha, beta in ((-0.5, 2.0), (0.25, 0.0), (1.0, 1.0)):
+        factors = np.float64(alpha), np.float64(beta)
+        for op, (values, wanted) in scaled(z, factors[0], x, y, factors[1]).items():
+            variables = [
+                GpuArrayType("float64", (None,) * v.ndim)() if v.ndim else pt.dscalar()
+                for v in values
+            ]
+            node = nodes.setdefault(str(op) + str(op.destroy_map), op.make_node(*variables))
+            numbers = node.op.number_operands(node)
+            assert numbers == {i for i, v in enumerate(values) if not v.ndim}
+            for on_device in (False, True):
+                inputs = [
+                    device_array(v if v is not z or beta else v * np.nan)
+                    if on_device or v.ndim
+                    else np.asarray(v)
+                    for v in values
+                ]
+                outputs = [[None]]
+                cells = [[v] for v in inputs]
+                storage = dict(zip(node.inputs, cells, strict=True))
+                native_thunk(node, {**storage, node.outputs[0]: outputs[0]}, None)()
+                np.testing.assert_allclose(host_value(outputs[0][0]), wanted, rtol=1e-12)
 
 
 @pytest.mark.needs("cupy")

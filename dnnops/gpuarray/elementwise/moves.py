@@ -13,8 +13,8 @@ from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.elementwise.step import copy_step, elementwise_step
 from dnnops.gpuarray.layout import common_order
-from dnnops.gpuarray.prepared.builder import CallBuilder
-from dnnops.gpuarray.prepared.call import Number, PreparedCall, Result
+from dnnops.gpuarray.prepared.builder import CallBuilder, number_at
+from dnnops.gpuarray.prepared.call import PreparedCall, Result
 
 __all__ = ["contiguous_call", "filling_call", "joining_call"]
 
@@ -47,7 +47,7 @@ def contiguous_call(inputs: Sequence[Any], shape: tuple[int, ...]) -> PreparedCa
 
 
 def filling_call(
-    node: Apply, inputs: Sequence[Any], lengths: tuple[int, ...], is_number: bool
+    node: Apply, inputs: Sequence[Any], lengths: tuple[int, ...]
 ) -> PreparedCall | None:
     """Return a call that fills a new array with its first operand.
 
@@ -58,8 +58,6 @@ def filling_call(
         Values of the operands.
     lengths : tuple of int
         Shape of the result, to which the operand is broadcast.
-    is_number : bool
-        Whether the operand is a number on the host.
 
     Returns
     -------
@@ -70,8 +68,8 @@ def filling_call(
     (from_dtype, to_dtype) = node.inputs[0].type.dtype, node.outputs[0].type.dtype
     out = call.new(lengths, numpy_dtype(to_dtype))
     if out.size:
-        source: Any = Number(0, numpy_dtype(from_dtype))
-        if not is_number:
+        source: Any = number_at(node, 0, inputs[0])
+        if inputs[0].ndim:
             source = call.operand(0).with_axes_before(len(lengths))
         step = elementwise_step(identity, [(from_dtype, source)], [(to_dtype, out)])
         if step is None:

@@ -19,7 +19,7 @@ from dnnops.gpuarray.elementwise.packed import DENSE, SCALAR, STORED
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.layout import common_order, empty_in_order
 from dnnops.gpuarray.multi_elemwise.kernel import KERNEL_NAME, THREADS, MultiKernel
-from dnnops.gpuarray.op import GpuOp, is_on_device
+from dnnops.gpuarray.op import GpuOp, host_operands, is_on_device
 from dnnops.gpuarray.type import GpuArrayType
 
 __all__ = ["GpuMultiElemwise", "operand_kinds", "parameter_limit"]
@@ -78,7 +78,6 @@ class GpuMultiElemwise(GpuOp):
     """
 
     __props__: ClassVar[tuple[str, ...]] = ("scalar_op", "kinds", "count", "inplace_pattern")
-    takes_numbers = True
 
     def __init__(
         self,
@@ -103,6 +102,9 @@ class GpuMultiElemwise(GpuOp):
                 for item in range(self.count)
                 for o, i in self.inplace_pattern
             }
+
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return host_operands(node)
 
     def operands(self, inputs: Sequence[Any], item: int) -> list[Any]:
         """Return the operands of an item, in the order of the scalar Op."""

@@ -7,12 +7,30 @@ from operator import methodcaller
 from typing import Any
 
 import numpy as np
+from pytensor.graph.basic import Apply
 
+from dnnops.dtypes import numpy_dtype
 from dnnops.gpuarray.layout import inverse
-from dnnops.gpuarray.prepared.call import NewArray, PreparedCall, Result
+from dnnops.gpuarray.prepared.call import Address, NewArray, Number, PreparedCall, Result
 from dnnops.gpuarray.prepared.placed import Placed
 
-__all__ = ["CallBuilder"]
+__all__ = ["CallBuilder", "number_at"]
+
+
+def number_at(node: Apply, place: int, value: Any) -> Number | Address:
+    """Return an operand that is one number, as an argument of a kernel.
+
+    Parameters
+    ----------
+    node : Apply
+    place : int
+        Index of the operand.
+    value : numpy.ndarray or cupy.ndarray
+        Its value, which may be another one in the next call, on the same side.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return Number(place, numpy_dtype(node.inputs[place].type.dtype))
+    return Address(place)
 
 
 class CallBuilder:

@@ -1,7 +1,7 @@
-"""Merge a factor and a sum into the cuDNN convolution that they follow.
+"""Merge a constant factor and a sum into the cuDNN convolution that they follow.
 
 cuDNN computes ``alpha * convolution + beta * out`` at the cost of the convolution alone. Merging
-the factor and the sum of, for example, ``velocity = mu * velocity - lr * gradient`` saves a pass
+the factor and the sum of, for example, ``velocity = 0.9 * velocity - 0.1 * gradient`` saves a pass
 over the arrays, and also memory, since the sum can overwrite `out`. If an elementwise loop
 processes the result or the addend anyway, the factor and the sum cost nothing there and are not
 merged.
@@ -13,6 +13,7 @@ convolution is placed between transfers, which the move then removes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,6 @@ from pytensor.graph.rewriting.basic import (
     WalkingGraphRewriter,
     copy_stack_trace,
 )
-from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Add, Mul, Neg, Sub, TrueDiv
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
@@ -76,25 +76,14 @@ def _scalar_op(x: Variable, *classes: type) -> Any:
     return node if is_one and isinstance(node.op.scalar_op, classes) else None
 
 
-def _host_scalar(x: Any) -> Any:
-    """Return a one-element factor as a float or a host scalar, or None if it is neither.
+def _constant(x: Any) -> float | None:
+    """Return a factor of one element as a float, or None if it may change.
 
-    A scalar computed from arrays may end up on the device. Reading it back would then make the host
-    wait in every call.
+    cuDNN reads factors on the host. A captured function would be captured again for each value.
     """
-    if not isinstance(x.type, TensorType) or not all(x.type.broadcastable):
-        return None
-    if isinstance(x, Constant):
+    if isinstance(x, Constant) and isinstance(x.type, TensorType) and all(x.type.broadcastable):
         return float(x.data.item())
-    scalar = x.squeeze() if x.type.ndim else x
-    if scalar.type.ndim:
-        return None
-    for variable in ancestors([x]):
-        if is_on_device(variable):
-            return None
-        if not isinstance(variable.type, TensorType) or not all(variable.type.broadcastable):
-            return None
-    return scalar
+    return None
 
 
 class LocalConvMerge(NodeRewriter):
@@ -187,15 +176,14 @@ class LocalConvMerge(NodeRewriter):
         if isinstance(node.op.scalar_op, Neg):
             factor = -1.0
         elif isinstance(node.op.scalar_op, TrueDiv):
-            divisor = _host_scalar(arrays.pop())
-            if divisor is None or (isinstance(divisor, float) and divisor == 0.0):
+            divisor = _constant(arrays.pop())
+            if not divisor:
                 return whole
             factor = 1.0 / divisor
         else:
-            scalars = {y: _host_scalar(y) for y in arrays}
-            arrays = [y for y in arrays if scalars[y] is None]
-            for scalar in scalars.values():
-                factor = factor if scalar is None else _product(factor, scalar)
+            constants = {y: _constant(y) for y in arrays}
+            arrays = [y for y in arrays if constants[y] is None]
+            factor = math.prod(x for x in constants.values() if x is not None)
         if len(arrays) != 1 or arrays[0].type.broadcastable != x.type.broadcastable:
             return whole
         return self._term(fgraph, arrays[0]).times(factor)

@@ -10,8 +10,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter
 
 from dnnops import dnn, nnet
+from dnnops.capture.schedule import schedule
+from dnnops.gpu.base import CudnnOp
 from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.basic import GpuAllocEmpty
+from dnnops.gpuarray.op import depends_on_values, is_on_device
 from dnnops.modes import CudnnMode
 from dnnops.rewriting.gpu.softmax import (
     local_gradient_of_log_of_softmax,
@@ -69,9 +72,8 @@ def test_factors_of_sums(form, alpha, beta):
         ),
     ):
         variables = [pt.tensor4(dtype="float32") for _ in range(3)]
-        rate = pt.fscalar()
         conv = make(*variables[:2])
-        graph = rewritten([*variables, rate], [form(conv, variables[2], rate)], MODE)
+        graph = rewritten(variables, [form(conv, variables[2], RATE)], MODE)
         (node,) = [n for n in graph.toposort() if "GpuDnnConv" in type(n.op).__name__]
         assert node.op.accumulate == (beta is not None)
         assert not {"GpuElemwise", "Elemwise"} & {
@@ -80,7 +82,36 @@ def test_factors_of_sums(form, alpha, beta):
         plain = pytensor.function(variables[:2], conv, mode=PERFORM_MODE)(first, second)
         addend = np.random.default_rng(3).standard_normal(plain.shape).astype("float32")
         reference = alpha * plain.astype("float64") + (beta or 0) * addend
-        (found,) = _computed(graph, [first, second, addend, RATE])
+        (found,) = _computed(graph, [first, second, addend])
+        assert_close(found, reference, bound=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["GpuDnnConv", "GpuDnnConvGradW", "GpuDnnConvGradI", "add"])
+def test_factors_that_may_change_are_not_part_of_the_call(kind):
+    """cuDNN would read them on the host, where a captured graph cannot."""
+    arrays = [pt.tensor4(dtype="float32") for _ in range(3)]
+    first, second, out = arrays
+    factors = pt.fscalar("alpha"), pt.dscalar("beta")
+    if kind == "add":
+        result = dnn.dnn_add(first, out, *factors)
+    else:
+        sizes = () if kind == "GpuDnnConv" else (np.array([3, 3]),)
+        result = getattr(dnn, kind)(border_mode="half")(first, second, *sizes, *factors, out)
+    graph = rewritten([*arrays, *factors], [result], MODE)
+    order = graph.toposort()
+    operands = [x for node in order if isinstance(node.op, CudnnOp) for x in node.inputs]
+    assert not depends_on_values(x for x in operands if not is_on_device(x))
+    assert schedule(graph, order, [None] * len(order)).by_value == ()
+    assert sum(type(node.op).__name__ == "GpuElemwise" for node in order) == 1
+    if kind != "GpuDnnConv":
+        return
+    x, w, z = X, W[:3], np.random.default_rng(2).standard_normal(X.shape).astype("float32")
+    (plain,) = _computed(rewritten(arrays[:2], [nnet.conv2d(first, second, border_mode="half")],
+                                   MODE), [x, w])  # fmt: skip
+    for alpha, beta in ((0.5, 2.0), (-1.0, 0.0)):
+        addend = z if beta else z * np.float32(np.nan)
+        (found,) = _computed(graph, [x, w, addend, np.float32(alpha), beta])
+        reference = alpha * plain.astype("float64") + (beta * z if beta else 0)
         assert_close(found, reference, bound=1e-5)
 
 
