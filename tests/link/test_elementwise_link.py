@@ -23,6 +23,7 @@ from dnnops.nnet import (
 )
 from dnnops.nnet.norm.window_base import WindowSum
 from tests.link.conversions import DTYPES, assert_converted, both_libraries, converted, perform
+from tests.nnet.activation import activation_cases
 from tests.nnet.norm import batchnorm_cases, window_norm_cases
 from tests.oracle import fuzz
 
@@ -49,6 +50,20 @@ def test_activation(library, dtype, mode, coef):
     gy = np.linspace(-1, 2, x.size).reshape(x.shape)
     assert_converted(library, Activation(mode, coef), x, dtype=dtype, atol=8)
     assert_converted(library, ActivationGrad(mode, coef), x, y, gy, dtype=dtype, atol=8)
+
+
+@both_libraries
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_slopes_of_elu_and_swish_at_every_magnitude(library, dtype):
+    x = activation_cases.magnitudes(dtype)
+    x = x[np.abs(x) >= np.finfo(dtype).smallest_normal]  # XLA takes smaller numbers for 0
+    for mode, coef in activation_cases.CASES:
+        if mode in ("elu", "swish"):
+            y = perform(Activation(mode, coef), x)[0]
+            op = ActivationGrad(mode, coef)
+            (slope,) = converted(library, op, x, y, np.ones_like(x))(x, y, np.ones_like(x))
+            activation_cases.check(mode, coef, x, y, slope)
 
 
 @both_libraries

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dnnops.nnet.activation.op import SWISH_BOUNDS
+
 __all__ = ["activation_gradient"]
 
 
@@ -19,6 +21,7 @@ def activation_gradient(lib: Any, op: Any, x: Any, y: Any, gy: Any) -> tuple[Any
     if mode == "sigmoid":
         return (gy * (y * (1 - y)),)
     if mode == "elu":
-        return (lib.where(x > 0, gy, gy * (y + coef)),)
-    s = lib.sigmoid(coef * x)
-    return (gy * (s * (1 + coef * x * (1 - s))),)
+        return (lib.where(x > 0, gy, gy * coef * lib.exp(lib.where(x > 0, 0.0, x))),)
+    bound = SWISH_BOUNDS[str(x.dtype).removeprefix("torch.")]
+    scaled = lib.clip(coef * x, -bound, bound)
+    return (gy * (lib.sigmoid(scaled) * (1 + scaled * lib.sigmoid(-scaled))),)

@@ -31,6 +31,7 @@ from dnnops.nnet.validate import (
 
 __all__ = [
     "ACTIVATION_MODES",
+    "SWISH_BOUNDS",
     "Activation",
     "ActivationGrad",
     "clipped_relu",
@@ -50,6 +51,10 @@ ACTIVATION_MODES: dict[str, str | None] = {
     "elu": "alpha",
     "swish": "beta",
 }
+
+#: Limits of ``beta * x`` in the slope of swish, by dtype. Beyond them, the slope is 0 or 1, but its
+#: formula would multiply 0 by infinity.
+SWISH_BOUNDS = {"float16": 128.0, "float32": 128.0, "float64": 1024.0}
 
 
 class ActivationBase(Op):
@@ -155,8 +160,7 @@ class ActivationGrad(ExpandableOp, ActivationBase):
     """Compute the gradient of an activation: ``ActivationGrad(mode, coef)(x, y, gy)``.
 
     `gy` is the gradient with respect to the output `y`. The slope is computed from `y` for tanh
-    and sigmoid, from `x` for relu, clipped relu and swish, and from both for elu. See
-    `ActivationBase` for the parameters.
+    and sigmoid, and from `x` for the other modes. See `ActivationBase` for the parameters.
     """
 
     expands_elementwise = True
@@ -178,14 +182,14 @@ class ActivationGrad(ExpandableOp, ActivationBase):
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         (x, y, gy), (g,) = inputs, cotangents
-        return [self._by_x(x, gy, g), self._by_y(x, y, gy, g), self(x, y, g)]
+        return [self._by_x(x, gy, g), self._by_y(y, gy, g), self(x, y, g)]
 
     def pushforward(self, inputs: Any, outputs: Any, tangents: Any) -> list[Any]:
         # Each Jacobian is diagonal, so tangents are multiplied by the same factors as cotangents.
         x, y, gy = inputs
         makers = (
             lambda t: self._by_x(x, gy, t),
-            lambda t: self._by_y(x, y, gy, t),
+            lambda t: self._by_y(y, gy, t),
             lambda t: self(x, y, t),
         )
         terms = [
@@ -196,20 +200,22 @@ class ActivationGrad(ExpandableOp, ActivationBase):
         return [sum(terms[1:], terms[0]) if terms else disconnected_type()]
 
     def _by_x(self, x: Any, gy: Any, g: Any) -> Any:
+        if self.mode == "elu":
+            zero, alpha = _constants(x, 0, self.coef)
+            return pt.switch(x > zero, zero, gy * g * alpha * pt.exp(pt.minimum(x, zero)))
         if self.mode != "swish":
             return pt.zeros_like(x)
         beta, one, two = _constants(x, self.coef, 1, 2)
-        s = Activation("sigmoid")(beta * x)
-        return gy * g * beta * s * (one - s) * (two + beta * x * (one - two * s))
+        scaled = _scaled(x, self.coef)
+        s, rest = Activation("sigmoid")(scaled), Activation("sigmoid")(-scaled)
+        return gy * g * beta * s * rest * (two + scaled * (one - two * s))
 
-    def _by_y(self, x: Any, y: Any, gy: Any, g: Any) -> Any:
-        zero, one, two = _constants(y, 0, 1, 2)
+    def _by_y(self, y: Any, gy: Any, g: Any) -> Any:
+        one, two = _constants(y, 1, 2)
         if self.mode == "tanh":
             return -two * y * gy * g
         if self.mode == "sigmoid":
             return gy * g * (one - two * y)
-        if self.mode == "elu":
-            return pt.switch(x > zero, zero, gy * g)
         return pt.zeros_like(y)
 
     def _expressions(self, x: Any, y: Any, gy: Any) -> list[Any]:
@@ -225,10 +231,11 @@ class ActivationGrad(ExpandableOp, ActivationBase):
         elif self.mode == "sigmoid":
             gx = gy * (y * (one - y))
         elif self.mode == "elu":
-            gx = pt.switch(x > zero, gy, gy * (y + coef))
+            # Not y + coef, which has lost the digits of a small slope.
+            gx = pt.switch(x > zero, gy, gy * coef * pt.exp(pt.minimum(x, zero)))
         else:
-            s = pt.sigmoid(coef * x)
-            gx = gy * (s * (one + coef * x * (one - s)))
+            scaled = _scaled(x, self.coef)
+            gx = gy * (pt.sigmoid(scaled) * (one + scaled * pt.sigmoid(-scaled)))
         return [pt.cast(gx, dtype)]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
@@ -246,11 +253,20 @@ class ActivationGrad(ExpandableOp, ActivationBase):
         elif self.mode == "sigmoid":
             gx = gy * y * (1 - y)
         elif self.mode == "elu":
-            gx = gy * np.where(x > 0, 1, y + coef)
+            gx = gy * np.where(x > 0, 1, coef * np.exp(np.minimum(x, 0)))
         else:
-            s = _sigmoid(coef * x)
-            gx = gy * s * (1 + coef * x * (1 - s))
+            bound = SWISH_BOUNDS[x.dtype.name]
+            with np.errstate(over="ignore"):
+                scaled = np.clip(coef * x, -bound, bound)
+            gx = gy * _sigmoid(scaled) * (1 + scaled * _sigmoid(-scaled))
         output_storage[0][0] = np.asarray(gx, dtype=dtype)
+
+
+def _scaled(x: Any, coef: float) -> Any:
+    """Return ``coef * x``, limited to where the slope of swish is neither 0 nor 1."""
+    bound = SWISH_BOUNDS[x.type.dtype]
+    factor, low, high = _constants(x, coef, -bound, bound)
+    return pt.clip(factor * x, low, high)
 
 
 def _constants(x: Any, *numbers: float) -> list[Any]:

@@ -53,7 +53,8 @@ void forward(int64_t mode, T coef, const T *x, T *y, int64_t count) {
   }
 }
 
-// gx = gy * s * (1 + coef * x * (1 - s)), where s is the sigmoid of coef * x.
+// gx = gy * s * (1 + coef * x * (1 - s)), where s is the sigmoid of coef * x. Beyond kLeastFactor, the slope is 0 or 1;
+// coef * x is limited to it, because an infinite product with 0 would be NaN.
 template <class T>
 void swish_gradient(T coef, const T *x, const T *gy, T *gx, int64_t count) {
 #pragma omp simd
@@ -61,9 +62,10 @@ void swish_gradient(T coef, const T *x, const T *gy, T *gx, int64_t count) {
     const Scaled<T> scaled(x[i], coef);
     const bool is_negative = scaled.value < 0;
     const T distance = is_negative ? scaled.value : -scaled.value, least = Format<T>::kLeastFactor;
-    const Exponential<T> e(distance < least ? least : distance, is_negative ? scaled.low : -scaled.low);
+    const T near = distance < least ? least : distance, limited = is_negative ? near : -near;
+    const Exponential<T> e(near, is_negative ? scaled.low : -scaled.low);
     const T small = e.times(1), total = 1 + small;
-    const T slope = gy[i] * (1 + scaled.value * ((is_negative ? 1 : small) / total));
+    const T slope = gy[i] * (1 + limited * ((is_negative ? 1 : small) / total));
     gx[i] = (is_negative ? e.times(slope) : slope) / total;
   }
 }
