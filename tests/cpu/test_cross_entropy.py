@@ -35,6 +35,35 @@ def ops_of(fn) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("classes", [2, 3, 50], ids="of {} classes".format)
+def test_rows_without_a_finite_maximum_are_nan(dtype, classes):
+    """Whatever the label, the row's cost and gradient are NaN, and no other row's."""
+    x = np.zeros((8, classes), dtype)
+    x[[0, 1], 0] = np.inf
+    x[2, -1] = np.inf
+    x[3] = -np.inf
+    x[4, 1] = np.nan
+    x[5, 1] = -np.inf
+    labels = np.array([0, 1, 0, 0, 0, 0, 0, 1])
+    labels[1] = classes - 1
+    expected = log_softmax_of(x)
+    for strided in (False, True):
+        given = np.asfortranarray(x) if strided else x
+        costs, statistics = run(OneDnnCrossEntropy(), given, labels)
+        (gradient,) = run(OneDnnCrossEntropyGrad(), np.ones(8, dtype), given, labels, statistics)
+        np.testing.assert_allclose(costs, -expected[np.arange(8), labels], rtol=1e-6)
+        shares = np.exp(expected) - (np.arange(classes) == labels[:, None])
+        np.testing.assert_allclose(gradient, shares, rtol=1e-6, atol=1e-6)
+        assert np.isnan(gradient[:5]).all()
+
+
+def log_softmax_of(x: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        shifted = x.astype("float64") - x.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_op(dtype):
     rng = np.random.default_rng(SEED)
     for number in range(200):

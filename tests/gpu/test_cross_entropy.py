@@ -56,7 +56,9 @@ class Case:
         self.count = count
         self.x = rounded(rng.standard_normal((self.rows, self.classes)) * rng.choice([1, 8]), dtype)
         if self.x.size and rng.integers(5) == 0:
-            self.x[rng.integers(self.rows), rng.integers(self.classes)] = -np.inf
+            # With infinity, the row's results are NaN.
+            special = rng.choice([-np.inf, np.inf])
+            self.x[rng.integers(self.rows), rng.integers(self.classes)] = special
         self.labels = rng.integers(-self.classes, self.classes, 1 if one else count)
         self.labels = self.labels.astype(label_dtype)
         self.g = rounded(

@@ -144,6 +144,18 @@ def test_cross_entropy(library, rows, classes, fewer, every_row, seed, dtype):
 
 
 @both_libraries
+def test_cross_entropy_and_log_softmax_of_infinity_are_nan(library):
+    x, labels = np.array([[np.inf, 1, 2], [0, 1, 2], [-np.inf] * 3]), np.array([1, 1, 0])
+    costs, statistics = converted(library, CrossEntropy(), x, labels)(x, labels)
+    np.testing.assert_array_equal(np.isnan(costs), [True, False, True])
+    arrays = (np.ones(3), x, labels, statistics)
+    (gradient,) = converted(library, CrossEntropyGrad(), *arrays)(*arrays)
+    (logarithm,) = converted(library, WholeSoftmax((1,), True), x)(x)
+    for found in (gradient, logarithm):
+        np.testing.assert_array_equal(np.isnan(found), [[True] * 3, [False] * 3, [True] * 3])
+
+
+@both_libraries
 def test_cross_entropy_of_one_label_for_all_rows(library):
     rng = np.random.default_rng(0)
     x, label, g = rng.standard_normal((3, 4)), np.array([2]), rng.standard_normal(3)

@@ -90,12 +90,18 @@ struct Factors {
 template <class T>
 T label_gradient(T score, T top, T term, T rest, T g) {
   if (score != top) return g * (term * (T)(1 / Format<T>::kScale) / (1 + rest) - 1);
-  return std::isfinite(top) ? -g * (rest / (1 + rest)) : std::numeric_limits<T>::quiet_NaN();
+  return -g * (rest / (1 + rest));
+}
+
+// The sum of the exponentials of a row but the largest. Differences from infinity are undefined: NaN.
+template <class T>
+T defined_rest(T top, T rest) {
+  return std::isfinite(top) ? rest : std::numeric_limits<T>::quiet_NaN();
 }
 
 template <class T>
 void backward_row(const T *row, int64_t count, int64_t label, T top, T g, T *result) {
-  const T rest = rest_of_exponentials(row, count, top, result), of_label = result[label];
+  const T rest = defined_rest(top, rest_of_exponentials(row, count, top, result)), of_label = result[label];
   const Factors<T> factors(rest, g);
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) result[i] = factors(result[i]);
@@ -107,6 +113,7 @@ template <class T>
 void backward_short_rows(T *columns, int64_t classes, int64_t width, const int64_t *labels, const T *gs, T *result) {
   T tops[kColumns], rests[kColumns], of_labels[kColumns], scores[kColumns];
   rests_of_columns(columns, kColumns, classes, width, tops, rests);
+  for (int64_t j = 0; j < width; ++j) rests[j] = defined_rest(tops[j], rests[j]);
   for (int64_t j = 0; j < width; ++j) scores[j] = columns[labels[j] * kColumns + j];
   for (int64_t k = 0; k < classes; ++k) {
     T *const row = columns + k * kColumns;
@@ -129,7 +136,7 @@ void forward(const CrossEntropyProblem &problem, const dnnops_tensor &x, const L
   const Rows<T> rows(x);
   const int64_t count = problem.count, classes = problem.classes;
   const auto finish = [&](int64_t i, T top, T rest, T score) {
-    const T log_sum = log_of_one_more(rest);
+    const T log_sum = log_of_one_more(defined_rest(top, rest));
     costs[i] = log_sum - (score - top);
     statistics[2 * i] = top;
     statistics[2 * i + 1] = log_sum;
