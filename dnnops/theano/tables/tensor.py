@@ -1,0 +1,119 @@
+"""Tables of ``theano.tensor``, with its subpackages ``nnet`` and ``signal``."""
+
+from __future__ import annotations
+
+from dnnops.theano.tables.base import Table, at
+from dnnops.theano.tables.compiling import SHAPE_OPS
+
+__all__ = ["GRADIENTS", "LINALG", "NNET", "TABLES"]
+
+GRADIENTS = at(
+    "pytensor.gradient", "Lop", "Rop", "subgraph_grad", "verify_grad", "numeric_grad"
+) | at("pytensor.gradient", consider_constant="zero_grad")
+_SHARED_STREAMS = at("dnnops.theano.random", "RandomStreams")
+_SUBTENSOR = "pytensor.tensor.subtensor"
+_TENSOR_OPS = (
+    at("pytensor.tensor.elemwise", "CAReduce", "DimShuffle", "Elemwise")
+    | at("pytensor.tensor.basic", "ARange", "Alloc", "AllocDiag", "AllocEmpty", "Choose")
+    | at("pytensor.tensor.basic", "ExtractDiag", "Eye", "Join", "MakeVector", "Nonzero")
+    | at("pytensor.tensor.basic", "PermuteRowElements", "ScalarFromTensor", "Split")
+    | at("pytensor.tensor.basic", "TensorFromScalar")
+    | at("pytensor.tensor.math", "All", "Any", "Argmax", "Dot", "Prod", "ProdWithoutZeros", "Sum")
+    | at("pytensor.tensor.shape", "Reshape")
+    | at(_SUBTENSOR, "AdvancedIncSubtensor", "AdvancedIncSubtensor1", "AdvancedSubtensor")
+    | at(_SUBTENSOR, "AdvancedSubtensor1", "IncSubtensor", "Subtensor", "get_idx_list")
+    | at(_SUBTENSOR, "advanced_inc_subtensor", "advanced_inc_subtensor1")
+    | at(_SUBTENSOR, "advanced_subtensor", "advanced_subtensor1", "get_canonical_form_slice")
+    | at("pytensor.tensor.exceptions", "NotScalarConstantError", "ShapeError")
+    | at("pytensor.tensor.exceptions", AdvancedIndexingError="AdvancedIndexingError")
+    | at("pytensor.tensor.type_other", "MakeSlice", "NoneTypeT", "SliceConstant", "SliceType")
+)
+_DTYPES = at(
+    "pytensor.tensor.type",
+    *("all_dtypes", "complex_dtypes", "continuous_dtypes", "discrete_dtypes", "float_dtypes"),
+    *("int_dtypes", "integer_dtypes", "uint_dtypes", "values_eq_approx_remove_inf"),
+    *("values_eq_approx_remove_inf_nan", "values_eq_approx_remove_nan"),
+)
+LINALG = ("pytensor.tensor.linalg", "pytensor.tensor.slinalg", "pytensor.tensor.nlinalg")
+_ASSERT = at("pytensor.raise_op", "Assert") | {"assert_op": "pytensor.raise_op:assert_op"}
+
+NNET = Table(
+    ("dnnops.theano.nnet", "dnnops.theano.ops", "dnnops.theano.abstract_conv", "dnnops.nnet"),
+    at("pytensor.scalar", scalar_sigmoid="sigmoid", scalar_softplus="softplus"),
+)
+_POOL = Table(
+    ("dnnops.theano.ops", "dnnops.nnet"), at("dnnops.theano.nnet", "max_pool_2d", "max_pool_3d")
+)
+_CORR = Table(("dnnops.theano.abstract_conv",))
+
+TABLES: dict[str, Table] = {
+    "theano.tensor": Table(
+        ("dnnops.theano.tensor", "pytensor.tensor"),
+        {
+            **_TENSOR_OPS,
+            **_DTYPES,
+            **SHAPE_OPS,
+            **GRADIENTS,
+            **at("pytensor.printing", "pprint"),
+            **at("pytensor.scalar", "int32"),
+            **at("dnnops.theano.variables", "TensorVariable", "Variable"),
+        },
+    ),
+    "theano.tensor.basic": Table(
+        ("dnnops.theano.tensor", "pytensor.tensor", "pytensor.tensor.basic"),
+        _TENSOR_OPS | _DTYPES | SHAPE_OPS | GRADIENTS,
+    ),
+    "theano.tensor.blas": Table(("pytensor.tensor.blas", "pytensor.tensor.rewriting.blas")),
+    "theano.tensor.elemwise": Table(
+        ("pytensor.tensor.elemwise",),
+        at("pytensor.tensor.math", "All", "Any", "Prod", "ProdWithoutZeros", "Sum"),
+    ),
+    "theano.tensor.extra_ops": Table(("pytensor.tensor.extra_ops",)),
+    "theano.tensor.fft": Table(("pytensor.tensor.fft",)),
+    "theano.tensor.nlinalg": Table(
+        LINALG,
+        at("pytensor.tensor.basic", "AllocDiag", "ExtractDiag", "alloc_diag", "diag", "trace")
+        | at("pytensor.tensor.basic", extract_diag="diagonal"),
+    ),
+    "theano.tensor.opt": Table(
+        ("pytensor.tensor.rewriting.basic", "pytensor.tensor.rewriting.math"),
+        _ASSERT | at("pytensor.tensor.rewriting.shape", "ShapeFeature"),
+    ),
+    "theano.tensor.raw_random": Table(
+        names={"RandomStreamsBase": "dnnops.theano.random:RandomStreams"}
+    ),
+    "theano.tensor.shared_randomstreams": Table(names=_SHARED_STREAMS),
+    "theano.tensor.sharedvar": Table(
+        ("pytensor.tensor.sharedvar",), at("dnnops.theano.functions", tensor_constructor="shared")
+    ),
+    "theano.tensor.slinalg": Table(LINALG),
+    "theano.tensor.sort": Table(("pytensor.tensor.sort",)),
+    "theano.tensor.subtensor": Table((_SUBTENSOR,)),
+    "theano.tensor.type": Table(("pytensor.tensor.type",)),
+    "theano.tensor.type_other": Table(("pytensor.tensor.type_other",)),
+    "theano.tensor.utils": Table(("pytensor.tensor.utils",)),
+    "theano.tensor.var": Table(
+        ("pytensor.tensor.variable",), at("dnnops.theano.variables", "TensorVariable")
+    ),
+    "theano.tensor.xlogx": Table(("pytensor.tensor.xlogx",)),
+    # Neural networks
+    "theano.tensor.nnet": NNET,
+    "theano.tensor.nnet.abstract_conv": Table(
+        ("dnnops.theano.abstract_conv", "dnnops.nnet"),
+        at("dnnops.theano.conv", conv2d="abstract_conv2d"),
+    ),
+    "theano.tensor.nnet.blocksparse": NNET,
+    "theano.tensor.nnet.bn": NNET,
+    "theano.tensor.nnet.conv": Table(("dnnops.nnet",), at("dnnops.theano.conv", "conv2d")),
+    "theano.tensor.nnet.conv3d2d": Table(names=at("dnnops.theano.conv", conv3d="conv3d2d")),
+    "theano.tensor.nnet.corr": _CORR,
+    "theano.tensor.nnet.corr3d": _CORR,
+    "theano.tensor.nnet.ctc": NNET,
+    "theano.tensor.nnet.neighbours": NNET,
+    "theano.tensor.nnet.nnet": NNET,
+    "theano.tensor.nnet.sigm": NNET,
+    "theano.tensor.signal": Table(),
+    "theano.tensor.signal.conv": Table(names=at("dnnops.theano.conv", conv2d="signal_conv2d")),
+    "theano.tensor.signal.downsample": _POOL,
+    "theano.tensor.signal.pool": _POOL,
+}
