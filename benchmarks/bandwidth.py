@@ -21,6 +21,7 @@ from pytensor import scalar
 from benchmarks.machine import describe_machine
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.reduction import reduce_array
+from dnnops.runtime import output
 
 if TYPE_CHECKING:
     from benchmarks.kernels_gpu import Call, Gpu
@@ -194,7 +195,9 @@ def main() -> None:
         )
         g.cupy.get_default_memory_pool().free_all_blocks()
     if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+        output.write(
+            arguments.json, json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n"
+        )
     sys.exit(f"{missed} of {len(rows)} rows are below their goal" if missed else 0)
 
 

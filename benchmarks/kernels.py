@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.cpu import environment
 from benchmarks.harness import Measurement, Session, Settings, check_agreement, error_line, measure
 from benchmarks.machine import describe_machine
+from dnnops.runtime import output
 
 #: Turns of each library on a GPU; in each it runs as often as `small_ops.Timer` says.
 ROUNDS = 5
@@ -71,7 +72,7 @@ class Report:
         print(f"{elapsed:6.1f} s {ratio}  {kernel}: {case}: {times}{notes}", flush=True)
         if self.path is not None:
             text = json.dumps({"machine": self.machine, "rows": self.rows}, indent=1)
-            self.path.write_text(f"{text}\n", encoding="utf-8")
+            output.write(self.path, f"{text}\n")
 
 
 # -- on a GPU ------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from benchmarks.models import MOST_HOST_MS, TOLERANCE, dnnops_flags, model_cases
 from benchmarks.report import Row
 from dnnops.capture.replay import Replay
 from dnnops.capture.vm import why_not_captured
+from dnnops.runtime import output
 
 #: Steps until a function is captured, and steps that are timed and profiled.
 WARM_UP, TIMED, PROFILED = 8, 40, 3
@@ -194,7 +195,7 @@ def main() -> None:
         from benchmarks.peers.dnnops_gpu import versions
 
         content = {"machine": describe_machine(1) | versions(), "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        output.write(arguments.json, json.dumps(content, indent=1) + "\n")
     sys.exit(f"{missed} of {len(rows)} rows miss a goal (*)" if missed else 0)
 
 

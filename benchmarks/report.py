@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from dnnops.runtime import output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -252,22 +252,8 @@ def write_benchmark(
     FigureCanvasAgg(figure)
     text = json.dumps({"machine": machine, "rows": list(rows)}, indent=1, allow_nan=False)
     path = directory / f"{name}.json"
-    with _replacing(directory / f"{name}.png") as scratch:
-        figure.savefig(scratch, format="png", dpi=110)
-    with _replacing(path) as scratch:
-        scratch.write_text(text + "\n", encoding="utf-8")
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    output.write(directory / f"{name}.png", picture.getvalue())
+    output.write(path, f"{text}\n")
     return path
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that then replaces `path`."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        yield Path(scratch)
-        Path(scratch).chmod(0o644)
-        os.replace(scratch, path)
-    except BaseException:
-        Path(scratch).unlink(missing_ok=True)
-        raise

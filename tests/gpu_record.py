@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dnnops.runtime import output
 from tests.configurations_run import FOLDER, count_configurations
 
 ROOT = Path(__file__).parents[1]
@@ -264,12 +265,7 @@ def read_report(path: Path) -> Outcome:
 
 def write_record(record: dict[str, Any], path: Path) -> None:
     """Write the record atomically."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        scratch.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    output.write(path, json.dumps(record, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

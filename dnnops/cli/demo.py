@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from dnnops.cli.options import integer
 from dnnops.config import FLAGS
 from dnnops.display import line_width
 from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.explanation.picture import obstacle, save
 from dnnops.tables import wrapped
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     Returns
     -------
     int
-        Exit status.
+        0 for success; 2 if the picture cannot be written, which is found before the training.
 
     Raises
     ------
@@ -83,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
     """
     start = time.perf_counter()
     console = _require_packages()
+    if reason := obstacle(args.output):
+        print(f"dnnops demo: cannot write {args.output}: {reason}", file=sys.stderr)
+        return 2
     device = _choose_device(args.device)
     data = digits.load_digits(args.seed)
     print(
@@ -217,7 +222,7 @@ def _draw(path: Path, history: History, data: digits.Digits, probabilities: np.n
     right.suptitle(
         f"What the network reads: {count} mistakes in {len(guesses)} test images", fontsize=11
     )
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _shown(classes: np.ndarray, guesses: np.ndarray) -> np.ndarray:

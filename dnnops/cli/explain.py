@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dnnops.cli.options import integer
 from dnnops.cli.scripts import add_script, has_script, run_script
+from dnnops.runtime import output
 
 if TYPE_CHECKING:
     from dnnops.cli.recording import RecordedFunction
@@ -79,16 +79,17 @@ def run(args: argparse.Namespace) -> int:
     if not has_script(args):
         return 2
     to_stdout = args.json is not None and str(args.json) == "-"
-    files = [file for file in (args.plot, None if to_stdout else args.json) if file is not None]
-    for file in files:
-        if reason := _unwritable(file):
-            return _failed(f"cannot write {file}: {reason}", 2)
 
     from dnnops.cli.recording import recording
-    from dnnops.explanation.picture import can_draw, require_matplotlib
+    from dnnops.explanation.picture import can_draw
+    from dnnops.explanation.picture import obstacle as obstacle_to_picture
 
-    if args.plot is not None:
-        require_matplotlib()
+    for file, obstacle in (
+        (args.plot, obstacle_to_picture),
+        (None if to_stdout else args.json, output.obstacle),
+    ):
+        if file is not None and (reason := obstacle(file)):
+            return _failed(f"cannot write {file}: {reason}", 2)
     with ExitStack() as stack:
         if to_stdout:
             stack.enter_context(redirect_stdout(sys.stderr))
@@ -110,22 +111,12 @@ def run(args: argparse.Namespace) -> int:
         if to_stdout:
             print(text)
         else:
-            args.json.write_text(text + "\n")
+            output.write(args.json, text + "\n")
     if args.plot is not None:
         shown = list(explained.values())
         # The first one raises the error if none can be drawn.
         next(filter(can_draw, shown), shown[0]).plot(args.plot)
     return status
-
-
-def _unwritable(file: Path) -> str:
-    """Return why a file cannot be written, or an empty string."""
-    if file.is_dir():
-        return "it is a folder"
-    if not file.parent.is_dir():
-        return f"there is no folder {file.parent}"
-    existing = file if file.exists() else file.parent
-    return "" if os.access(existing, os.W_OK) else f"no permission to write to {existing}"
 
 
 def _failed(message: str, status: int) -> int:

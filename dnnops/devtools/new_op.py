@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 from dnnops.errors import DnnValueError
+from dnnops.runtime import output
 
 __all__ = ["FAMILIES", "write_op"]
 
@@ -80,9 +81,9 @@ def write_op(root: Path, name: str, family: str) -> list[Path]:
     for template, path in paths.items():
         text = (templates / template).read_text(encoding="utf-8")
         (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_text(Template(text).substitute(words), encoding="utf-8")
+        output.write(root / path, Template(text).substitute(words))
     text = exports.read_text(encoding="utf-8")
-    exports.write_text(_with_exports(text, **words), encoding="utf-8")
+    output.write(exports, _with_exports(text, **words))
     return list(paths.values())
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from os import PathLike
+from pathlib import PurePath
 from typing import Any
 
 from dnnops.errors import DnnUnavailableError, DnnValueError
 from dnnops.explanation.record import Node, Record
+from dnnops.runtime import output
 
-__all__ = ["can_draw", "draw", "require_matplotlib"]
+__all__ = ["can_draw", "draw", "obstacle", "require_matplotlib", "save"]
 
 #: Most bars in the picture; the fastest nodes share the last one.
 _BARS = 30
@@ -64,10 +67,61 @@ def draw(explanation: Record, path: str | PathLike[str]) -> None:
         _draw_times(axes.pop(0), explanation.nodes)
     if has_memory:
         _draw_memory(axes.pop(0), explanation.nodes)
+    save(figure, path)
+
+
+def save(figure: Any, path: str | PathLike[str]) -> None:
+    """Write a figure to a file, as `dnnops.runtime.output.write` does.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    path : str or path-like
+        File to write, in the format of its suffix; without one, PNG.
+
+    Raises
+    ------
+    DnnValueError
+        If matplotlib does not know the format, or there is a folder, a device or a socket.
+    OSError
+        If the file cannot be written.
+    """
+    content = BytesIO()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(content, format=_format(path), dpi=120)
     except ValueError as error:
         raise DnnValueError(f"{path}: {error}") from error
+    output.write(path, content.getvalue())
+
+
+def obstacle(path: str | PathLike[str]) -> str:
+    """Return why a picture cannot be written, as far as can be known before it is drawn.
+
+    Parameters
+    ----------
+    path : str or path-like
+
+    Returns
+    -------
+    str
+        Empty if nothing is in the way.
+
+    Raises
+    ------
+    DnnUnavailableError
+        If matplotlib is missing.
+    """
+    require_matplotlib()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if _format(path) not in known:
+        return f"matplotlib cannot write the format {_format(path)}, but {', '.join(sorted(known))}"
+    return output.obstacle(path)
+
+
+def _format(path: str | PathLike[str]) -> str:
+    return PurePath(path).suffix[1:].lower() or "png"
 
 
 def can_draw(explanation: Record) -> bool:

@@ -435,10 +435,14 @@ class Layer:
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file in the safetensors format.
 
-        The file is replaced atomically; if writing fails, the previous file is kept.
+        A former file is replaced only when the new one is complete and on the disk, so that it is
+        kept if writing fails. Its mode and owner stay, and so do links. `path` may also be a pipe,
+        or a descriptor such as ``/dev/stdout``.
 
         Raises
         ------
+        DnnValueError
+            If `path` is a folder, a device or a socket.
         OSError
             If the file cannot be written.
         """

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, deserialize
 from safetensors import numpy as format_
 
 from dnnops.errors import DnnValueError
-from dnnops.runtime.files import replace
+from dnnops.runtime import output
 
 __all__ = ["load", "save"]
 
@@ -33,7 +33,7 @@ DTYPES = {
 
 
 def save(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to a safetensors file, which replaces a former one only when it is complete.
+    """Write arrays to a safetensors file, as `dnnops.runtime.output.write` does.
 
     Parameters
     ----------
@@ -43,11 +43,13 @@ def save(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     Raises
     ------
+    DnnValueError
+        If there is a folder, a device or a socket.
     OSError
         If the file cannot be written.
     """
     contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-    replace(Path(path), format_.save(contiguous), mode=0o666)
+    output.write(path, format_.save(contiguous))
 
 
 def load(path: str | Path) -> dict[str, np.ndarray]:

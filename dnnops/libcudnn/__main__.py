@@ -10,6 +10,7 @@ from pathlib import Path
 from dnnops.errors import DnnError
 from dnnops.libcudnn.declarations import read_headers
 from dnnops.libcudnn.stubs import write_stubs
+from dnnops.runtime import output
 from dnnops.runtime.find import find_cudnn
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         text = write_stubs(read_headers(find_cudnn().include_dirs[0]))
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        output.write(target, text)
     except (DnnError, OSError) as error:
         print(f"dnnops.libcudnn stubs: {error}", file=sys.stderr)
         return 1

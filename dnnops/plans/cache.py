@@ -36,7 +36,7 @@ from dnnops.plans.entry import (
     write_entry,
     write_export,
 )
-from dnnops.runtime import files
+from dnnops.runtime import files, output
 from dnnops.runtime.trust import distrust_file
 
 __all__ = [
@@ -211,7 +211,7 @@ class PlanCache:
         Parameters
         ----------
         file : str or path-like
-            File to create. It appears only once it is complete.
+            File to create; see `dnnops.runtime.output.write`. It appears only once it is complete.
         force : bool
             Whether to replace an existing file.
 
@@ -223,19 +223,16 @@ class PlanCache:
         Raises
         ------
         DnnValueError
-            If the file exists and `force` is False, or if the path is not a regular file.
+            If the file exists and `force` is False, or if there is a folder, a device or a socket.
         DnnCacheError
             If the directory can't be used, or the file can't be written.
         """
         target = Path(os.path.abspath(file))
         entries = list(self.entries())
-        if os.path.lexists(target):
-            if target.is_symlink() or not target.is_file():
-                raise DnnValueError(f"{target} is not a regular file; give another name")
-            if not force:
-                raise DnnValueError(f"{target} already exists; force=True (--force) replaces it")
         try:
-            files.replace(target, write_export(entries), mode=0o666)
+            if not force and output.is_file(target):
+                raise DnnValueError(f"{target} already exists; force=True (--force) replaces it")
+            output.write(target, write_export(entries))
         except OSError as error:
             raise DnnCacheError(f"{target} cannot be written: {error.strerror}") from error
         return len(entries)

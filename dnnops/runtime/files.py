@@ -64,14 +64,14 @@ def remove(path: Path) -> bool:
     return False
 
 
-def replace(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+def replace(path: Path, content: str) -> None:
     """Create or replace a file atomically: after any exception, the former file is unchanged."""
     temporary = path.with_name(f".dnnops-{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         # Close within the try block: a network file system may report a full disk only then.
-        with open(os.open(temporary, flags, mode), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        with open(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(content.encode())
         # Not synchronized to disk: readers need a checksum to detect damage by a power failure.
         os.replace(temporary, path)
     except BaseException:

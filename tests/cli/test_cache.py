@@ -507,12 +507,23 @@ def test_export_replaces_a_file_only_if_told_to(run, cache: PlanCache, tmp_path:
 
 
 def test_export_replaces_nothing_but_files(run, cache: PlanCache, tmp_path: Path):
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    os.mkfifo(tmp_path / "pipe")
-    for target in (cache.path.parent, tmp_path / "link", tmp_path / "pipe"):
+    for target in (cache.path.parent, Path("/dev/full")):
+        before = target.lstat()
         failed = run("export", target, "--force")
         assert failed.status == 1
         assert "is not a regular file" in failed.err
+        assert target.lstat().st_ino == before.st_ino
+
+
+def test_export_keeps_links_and_modes(run, cache: PlanCache, tmp_path: Path):
+    link, file = tmp_path / "link", tmp_path / "elsewhere"
+    link.symlink_to(file)
+    assert run("export", link).status == 0
+    file.chmod(0o600)
+    assert "already exists" in run("export", link).err
+    assert run("export", link, "--force").status == 0
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_an_export_leaves_out_what_is_damaged(run, cache: PlanCache, tmp_path: Path):

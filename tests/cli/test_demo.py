@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -142,3 +143,29 @@ def test_a_device_that_is_not_there(
     assert main(["demo", "--device", "cuda", "--output", str(tmp_path / "x.png")]) == 1
     assert "cannot train on cuda: the GPU is on holiday" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("{folder}/x.exe", "matplotlib cannot write the format exe, but "),
+        ("{folder}/missing/d.png", "there is no folder {folder}/missing"),
+        ("{folder}", "it is a folder"),
+        ("/dev/full", "it is a device"),
+    ],
+)
+def test_a_picture_that_cannot_be_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    output: str,
+    reason: str,
+):
+    """It is found before anything is compiled or trained."""
+    monkeypatch.setattr(digits, "load_digits", None)
+    path, reason = output.format(folder=tmp_path), reason.format(folder=tmp_path)
+    assert main(["demo", "--device", "cpu", "--output", path]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"dnnops demo: cannot write {path}: {reason}")
+    assert os.listdir(tmp_path) == []

@@ -206,6 +206,8 @@ pytensor.function([x], Once()(x), mode="CVM")(np.ones(3))
         (["nowhere.py"], "there is no file nowhere.py"),
         (["--json", "nowhere/a.json", "{script}"], "cannot write nowhere/a.json: there is no"),
         (["--plot", "{folder}", "{script}"], "it is a folder"),
+        (["--plot", "{folder}/a.exe", "{script}"], "cannot write the format exe, but "),
+        (["--json", "/dev/full", "{script}"], "it is a device"),
         (["--calls", "-1", "{script}"], "must be an integer of at least 0, got '-1'"),
         (["--calls", "many", "{script}"], "must be an integer of at least 0, got 'many'"),
     ],

@@ -197,6 +197,21 @@ def test_wrong_paths_of_pictures(measured, tmp_path):
         measured.plot(tmp_path / "nowhere" / "a.png")
 
 
+@pytest.mark.needs("matplotlib")
+def test_pictures_keep_modes_and_links(measured, tmp_path):
+    file, link = tmp_path / "a.svg", tmp_path / "link.svg"
+    file.touch(mode=0o600)
+    link.symlink_to(file.name)
+    measured.plot(link)
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert "<svg" in file.read_text()
+    with pytest.raises(DnnValueError, match="a device"):
+        measured.plot("/dev/full")
+    measured.plot(tmp_path / "picture")  # PNG, without a suffix
+    assert (tmp_path / "picture").read_bytes().startswith(b"\x89PNG")
+
+
 def test_nothing_to_draw(tmp_path):
     x = pt.vector("x")
     e = dnnops.explain(pytensor.function([x], pt.exp(x), mode="CVM"))

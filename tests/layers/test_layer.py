@@ -428,6 +428,28 @@ def test_an_interrupt_leaves_the_former_file(tmp_path: Path, monkeypatch, error)
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_saving_keeps_the_mode_and_links(tmp_path: Path):
+    net, file, link = layers.Linear(2, 3), tmp_path / "net.safetensors", tmp_path / "latest"
+    net.save(file)
+    file.chmod(0o600)
+    link.symlink_to(file.name)
+    net.weight.set_value(net.weight.get_value() + 1)
+    net.save(link)
+    assert link.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600
+    other = layers.Linear(2, 3)
+    other.load(file)
+    np.testing.assert_array_equal(other.weight.get_value(), net.weight.get_value())
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev"])
+def test_devices_and_folders_are_not_replaced(path):
+    before = os.stat(path)
+    with pytest.raises(DnnValueError, match="is not a regular file but a"):
+        layers.Linear(2, 3).save(path)
+    assert (os.stat(path).st_ino, os.stat(path).st_rdev) == (before.st_ino, before.st_rdev)
+
+
 # -- results ---------------------------------------------------------------------------------
 
 
