@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dnnops.errors import DnnUnavailableError
+from dnnops.runtime.driver import cuda_extra, driver_cuda_version, has_nvidia_device
 
 if TYPE_CHECKING:
     from dnnops.runtime.find import Library
@@ -168,7 +169,7 @@ def check_driver() -> Iterator[Finding]:
         number = re.search(r"\b\d{3,}\.\d[\d.]*", text)
         cuda = f"CUDA {version[0]}.{version[1]}"
         yield Finding("NVIDIA driver", "ok", f"{number[0]}, {cuda}" if number else cuda)
-    elif _has_nvidia_device():
+    elif has_nvidia_device():
         yield Finding(
             "NVIDIA driver",
             "missing",
@@ -185,7 +186,7 @@ def check_cupy() -> Iterator[Finding]:
     try:
         import cupy
     except Exception as error:  # a CuPy that does not match CUDA fails in many ways
-        yield Finding("CuPy", "missing", _first_words(error), "", _pip_extra())
+        yield Finding("CuPy", "missing", _first_words(error), "", cuda_extra())
         return
     yield Finding("CuPy", "ok", cupy.__version__, str(Path(cupy.__file__).parent))
     runtime = cupy.cuda.runtime
@@ -212,7 +213,7 @@ def check_cuda_headers() -> Iterator[Finding]:
     try:
         cuda = find_cuda()
     except DnnUnavailableError as error:
-        yield Finding("CUDA headers", "missing", _first_words(error), "", _pip_extra())
+        yield Finding("CUDA headers", "missing", _first_words(error), "", cuda_extra())
     else:
         yield Finding("CUDA headers", "ok", cuda.version_text, str(cuda.include_dirs[0]))
 
@@ -233,7 +234,7 @@ def check_cudnn() -> Iterator[Finding]:
             )
         return library.version_text
 
-    yield _check_library("cuDNN", find_cudnn, describe, _pip_extra())
+    yield _check_library("cuDNN", find_cudnn, describe, cuda_extra())
 
 
 CPU_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
@@ -250,18 +251,6 @@ GPU_CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 )
 
 
-def driver_cuda_version() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the driver supports, or None without a driver."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    version = ctypes.c_int()
-    if cuda.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value == 0:
-        return None
-    return version.value // 1000, version.value % 1000 // 10
-
-
 def _check_library(
     name: str, find: Callable[[], Library], describe: Callable[[Library], str], install: str
 ) -> Finding:
@@ -276,24 +265,6 @@ def _check_library(
         if "libgomp" in str(error):
             install = "apt-get install libgomp1"
         return Finding(name, "missing", _first_words(error), where, install)
-
-
-def _pip_extra() -> str:
-    """Return the command that installs the GPU requirements in a version matching the driver."""
-    version = driver_cuda_version()
-    return f"pip install 'dnnops[{'cuda12' if version and version[0] == 12 else 'cuda13'}]'"
-
-
-def _has_nvidia_device() -> bool:
-    """Return whether an NVIDIA display or 3D controller is on the PCI bus."""
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        if vendor == "0x10de" and kind.startswith("0x03"):
-            return True
-    return False
 
 
 def _first_words(error: BaseException) -> str:

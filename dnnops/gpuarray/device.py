@@ -10,6 +10,7 @@ from pytensor.configdefaults import config
 
 from dnnops.arguments import MAX_PARAMETER, is_int, shown
 from dnnops.errors import DnnUnavailableError, DnnValueError
+from dnnops.runtime.driver import why_no_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,18 +78,22 @@ def on_device(device: int) -> Iterator[Any]:
     Raises
     ------
     DnnUnavailableError
-        If CuPy is missing, or can't use the device. The message gives CuPy's reason.
+        If there is no GPU, or CuPy is missing or cannot use the device. The message says which.
     """
     try:
         import cupy
     except ImportError as error:
-        raise DnnUnavailableError(f"device cuda{device} needs CuPy: {error}") from error
+        raise DnnUnavailableError(_unusable(device, error)) from error
     try:
         context = cupy.cuda.Device(device)
         context.__enter__()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DnnUnavailableError(f"device cuda{device} cannot be used: {error}") from error
+        raise DnnUnavailableError(_unusable(device, error)) from error
     try:
         yield cupy
     finally:
         context.__exit__()
+
+
+def _unusable(device: int, error: BaseException) -> str:
+    return f"device cuda{device} cannot be used: {why_no_device(error)}"

@@ -9,6 +9,7 @@ from typing import Any
 from dnnops import libcudnn
 from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
 from dnnops.graph.descriptors import Descriptor
+from dnnops.runtime.driver import why_no_device
 
 __all__ = [
     "backend_version",
@@ -95,7 +96,7 @@ def current_device() -> int:
         return int(cupy.cuda.runtime.getDevice())
     except (ImportError, RuntimeError) as error:
         raise DnnUnavailableError(
-            f"cuDNN cannot be used: {error}; without a GPU, graphs are planned with a"
+            f"cuDNN cannot be used: {why_no_device(error)}; without a GPU, graphs are planned with a"
             " device_property"
         ) from error
 

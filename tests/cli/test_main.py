@@ -17,6 +17,7 @@ from dnnops.__main__ import main
 from dnnops.cli import checks, doctor
 from dnnops.cli.checks import Finding
 from dnnops.errors import DnnUnavailableError
+from dnnops.runtime import driver
 
 OK = Finding("thing", "ok", "1.2", "/somewhere")
 
@@ -93,7 +94,7 @@ def test_without_a_gpu_nothing_is_asked_for(
     only(monkeypatch, [OK], [])
     monkeypatch.setattr(doctor, "GPU_CHECKS", (checks.check_driver, unreachable))
     monkeypatch.setattr(checks, "driver_cuda_version", lambda: None)
-    monkeypatch.setattr(checks, "_has_nvidia_device", lambda: False)
+    monkeypatch.setattr(checks, "has_nvidia_device", lambda: False)
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (row,) = (line for line in lines if line.startswith("NVIDIA"))
@@ -192,9 +193,9 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch):
         raise OSError(name)
 
     monkeypatch.setattr(checks.ctypes, "CDLL", refuse)
-    assert checks.driver_cuda_version() is None
+    assert driver.driver_cuda_version() is None
     for has_device, install in ((True, "apt-get install nvidia-driver"), (False, "")):
-        monkeypatch.setattr(checks, "_has_nvidia_device", lambda answer=has_device: answer)
+        monkeypatch.setattr(checks, "has_nvidia_device", lambda answer=has_device: answer)
         assert next(checks.check_driver()).install == install
 
 
@@ -204,7 +205,7 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch):
 def test_the_extra_fits_the_driver(
     monkeypatch: pytest.MonkeyPatch, version: tuple[int, int] | None, extra: str
 ):
-    monkeypatch.setattr(checks, "driver_cuda_version", lambda: version)
+    monkeypatch.setattr(driver, "driver_cuda_version", lambda: version)
     monkeypatch.setattr("dnnops.runtime.find.find_cudnn", unavailable("not here"))
     monkeypatch.setattr("dnnops.runtime.find.find_cuda", unavailable("not here either"))
     for check in (checks.check_cudnn, checks.check_cuda_headers):
@@ -221,7 +222,7 @@ def test_driver_version_is_split(monkeypatch: pytest.MonkeyPatch):
             return 0
 
     monkeypatch.setattr(checks.ctypes, "CDLL", Driver)
-    assert checks.driver_cuda_version() == (13, 2)
+    assert driver.driver_cuda_version() == (13, 2)
 
 
 def test_instruction_sets_are_those_of_onednns_header():

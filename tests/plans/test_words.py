@@ -271,5 +271,5 @@ def test_numbers_of_words(tmp_path):
 def test_no_list_without_a_gpu():
     x, w = (GpuArrayType("float32", (None,) * 4)() for _ in range(2))
     node = GpuDnnConv().make_node(x, w)
-    with pytest.raises(DnnUnavailableError, match=r"device cuda0 (needs CuPy|cannot be used)"):
+    with pytest.raises(DnnUnavailableError, match="device cuda0 cannot be used"):
         PlanList(node, [None, None, np.array(1.0)], None)
