@@ -264,12 +264,18 @@ class CudnnOp(DeviceOp, RuntimeOp):
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
-        arrays = [i for i, x in enumerate(node.inputs) if is_on_device(x)]
-        names = [f"array{i}" if i in arrays else c_name for i, c_name in enumerate(inputs)]
-        take = "".join(
-            f"PyObject *array{i} = {inputs[i]};\nPy_XINCREF(array{i});\n" for i in arrays
-        )
-        leave = "".join(f"Py_XDECREF(array{i});\n" for i in arrays)
+        names, arrays = list(inputs), []
+        for i, x in enumerate(node.inputs):
+            if is_on_device(x):
+                names[i] = f"taken[{len(arrays)}]"
+                arrays.append(inputs[i])
+        take = leave = ""
+        if arrays:
+            # Loops: this code is repeated wherever a call can fail, so statements for each operand
+            # would make the size of the source quadratic in their number.
+            take = f"PyObject *taken[] = {{{', '.join(arrays)}}};\n"
+            take += "for (PyObject *array : taken) Py_XINCREF(array);\n"
+            leave = "for (PyObject *array : taken) Py_XDECREF(array);\n"
         leave += "dnnops_gpuarray_leave_device(previous, device);\n"
         fail = f"{leave}{sub['fail']}"
         inner = super().c_code(node, name, names, outputs, {**sub, "fail": fail})
