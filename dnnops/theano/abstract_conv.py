@@ -146,29 +146,37 @@ def _corr3d(
     return _corr(cls, 3, border_mode, subsample, filter_dilation, num_groups)
 
 
+def _is_2d(op: Any) -> bool:
+    return op.ndim == 2
+
+
 def _is_3d(op: Any) -> bool:
     return op.ndim == 3
 
 
-def _named(name: str, cls: Any, ndim: int = 0, make: Any = _abstract) -> OpName:
-    if not ndim:
-        return OpName(name, partial(make, cls), cls)
-    return OpName(name, partial(make, cls, ndim), cls, fits=lambda op: op.ndim == ndim)
+def _abstract_name(name: str, cls: Any, ndim: int = 0) -> OpName:
+    """Name the abstract Op, but not the Ops of backends, which are derived from it."""
+    make = partial(_abstract, cls, ndim) if ndim else partial(_abstract, cls)
+    return OpName(name, make, cls, fits=lambda op: type(op) is cls and ndim in (0, op.ndim))
 
 
-AbstractConv = _named("AbstractConv", nnet.Conv)
-AbstractConv_gradWeights = _named("AbstractConv_gradWeights", nnet.ConvGradWeights)
-AbstractConv_gradInputs = _named("AbstractConv_gradInputs", nnet.ConvGradInputs)
-AbstractConv2d = _named("AbstractConv2d", nnet.Conv, 2)
-AbstractConv2d_gradWeights = _named("AbstractConv2d_gradWeights", nnet.ConvGradWeights, 2)
-AbstractConv2d_gradInputs = _named("AbstractConv2d_gradInputs", nnet.ConvGradInputs, 2)
-AbstractConv3d = _named("AbstractConv3d", nnet.Conv, 3)
-AbstractConv3d_gradWeights = _named("AbstractConv3d_gradWeights", nnet.ConvGradWeights, 3)
-AbstractConv3d_gradInputs = _named("AbstractConv3d_gradInputs", nnet.ConvGradInputs, 3)
+AbstractConv = _abstract_name("AbstractConv", nnet.Conv)
+AbstractConv_gradWeights = _abstract_name("AbstractConv_gradWeights", nnet.ConvGradWeights)
+AbstractConv_gradInputs = _abstract_name("AbstractConv_gradInputs", nnet.ConvGradInputs)
+AbstractConv2d = _abstract_name("AbstractConv2d", nnet.Conv, 2)
+AbstractConv2d_gradWeights = _abstract_name("AbstractConv2d_gradWeights", nnet.ConvGradWeights, 2)
+AbstractConv2d_gradInputs = _abstract_name("AbstractConv2d_gradInputs", nnet.ConvGradInputs, 2)
+AbstractConv3d = _abstract_name("AbstractConv3d", nnet.Conv, 3)
+AbstractConv3d_gradWeights = _abstract_name("AbstractConv3d_gradWeights", nnet.ConvGradWeights, 3)
+AbstractConv3d_gradInputs = _abstract_name("AbstractConv3d_gradInputs", nnet.ConvGradInputs, 3)
 # Theano's correlations by matrix products. In dnnops, the rewrites choose the implementation.
-CorrMM = _named("CorrMM", nnet.Conv, 2, _corr)
-CorrMM_gradWeights = _named("CorrMM_gradWeights", nnet.ConvGradWeights, 2, _corr)
-CorrMM_gradInputs = _named("CorrMM_gradInputs", nnet.ConvGradInputs, 2, _corr)
+CorrMM = OpName("CorrMM", partial(_corr, nnet.Conv, 2), nnet.Conv, fits=_is_2d)
+CorrMM_gradWeights = OpName(
+    "CorrMM_gradWeights", partial(_corr, nnet.ConvGradWeights, 2), nnet.ConvGradWeights, fits=_is_2d
+)
+CorrMM_gradInputs = OpName(
+    "CorrMM_gradInputs", partial(_corr, nnet.ConvGradInputs, 2), nnet.ConvGradInputs, fits=_is_2d
+)
 Corr3dMM = OpName("Corr3dMM", partial(_corr3d, nnet.Conv), nnet.Conv, fits=_is_3d)
 Corr3dMM_gradWeights = OpName(
     "Corr3dMM_gradWeights",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytensor.tensor as pt
 from pytensor.tensor import as_tensor_variable
 
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
 
-__all__ = ["abstract_conv2d", "conv2d", "conv3d2d", "signal_conv2d"]
+__all__ = ["abstract_conv2d", "conv2d", "signal_conv2d"]
 
 
 def abstract_conv2d(
@@ -125,61 +124,3 @@ def _with_one_channel_shape(shape: Any) -> Any:
         return None
     *number, rows, columns = shape
     return (*(number or (1,)), 1, rows, columns)
-
-
-def conv3d2d(
-    signals: Any,
-    filters: Any,
-    signals_shape: Any = None,
-    filters_shape: Any = None,
-    border_mode: Any = "valid",
-) -> Any:
-    """Convolve videos, as ``theano.tensor.nnet.conv3d2d.conv3d`` did.
-
-    Parameters
-    ----------
-    signals : tensor_like, (batch, time, input channels, rows, columns)
-    filters : tensor_like, (output channels, time, input channels, rows, columns)
-        Filters, which are flipped.
-    signals_shape, filters_shape : sequence of int or None, optional
-        Known shapes, with None for unknown sizes.
-    border_mode : {'valid', 'full', 'half'} or tuple of three of them
-        Border mode of all axes, or of time, rows and columns.
-
-    Returns
-    -------
-    TensorVariable, (batch, time, output channels, rows, columns)
-    """
-    to_channels_first = (0, 2, 1, 3, 4)
-    videos = as_tensor_variable(signals).dimshuffle(to_channels_first)
-    taps = as_tensor_variable(filters).dimshuffle(to_channels_first)
-    if isinstance(border_mode, (tuple, list)):
-        if len(set(border_mode)) > 1:
-            videos = _padded(videos, taps, border_mode)
-            signals_shape = None
-            border_mode = ("valid",)
-        border_mode = border_mode[0]
-    result = nnet.conv3d(
-        videos,
-        taps,
-        _reordered(signals_shape, to_channels_first),
-        _reordered(filters_shape, to_channels_first),
-        border_mode,
-    )
-    return result.dimshuffle(to_channels_first)
-
-
-def _reordered(shape: Any, order: tuple[int, ...]) -> Any:
-    return None if shape is None else tuple(shape[axis] for axis in order)
-
-
-def _padded(videos: Any, taps: Any, modes: Any) -> Any:
-    """Pad videos with zeros, with a separate border mode for each axis."""
-    pads = [
-        nnet.border_mode_to_pad(mode, 1, [taps.shape[axis]])[0]
-        for axis, mode in enumerate(modes, 2)
-    ]
-    sizes = [videos.shape[axis] + sum(sides) for axis, sides in enumerate(pads, 2)]
-    zeros = pt.zeros((*videos.shape[:2], *sizes), dtype=videos.type.dtype)
-    inside = (slice(begin, begin + videos.shape[axis]) for axis, (begin, _) in enumerate(pads, 2))
-    return pt.set_subtensor(zeros[:, :, *inside], videos)

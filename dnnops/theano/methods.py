@@ -1,4 +1,4 @@
-"""Methods that PyTensor's variables have as in Theano, while Theano's names are installed."""
+"""Methods that PyTensor's objects have as in Theano, while Theano's names are installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.scalar import ScalarVariable
 from pytensor.tensor.variable import TensorVariable
 
@@ -44,13 +45,19 @@ def _comparison(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return compare
 
 
+def _optimize(rewriter: Any, fgraph: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rewrite a graph."""
+    return rewriter.rewrite(fgraph, *args, **kwargs)
+
+
 def adopt_methods() -> None:
-    """Give PyTensor's variables the methods of Theano's, until :func:`restore_methods`."""
+    """Give PyTensor's objects the methods of Theano's, until :func:`restore_methods`."""
     for cls in (TensorVariable, ScalarVariable):
         _replace(_definer(cls, "__bool__"), "__bool__", _truth)
     for name in ("__lt__", "__le__", "__gt__", "__ge__"):
         owner = _definer(TensorVariable, name)
         _replace(owner, name, _comparison(vars(owner)[name]))
+    _replace(GraphRewriter, "optimize", _optimize)
 
 
 def restore_methods() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
+import pytensor.tensor as pt
+
 from dnnops import nnet
 from dnnops.errors import DnnValueError, DnnWarning
 
-__all__ = ["conv2d", "max_pool_2d", "max_pool_3d"]
+__all__ = ["conv2d", "elu", "max_pool_2d", "max_pool_3d"]
 
 
 def conv2d(
@@ -46,6 +49,17 @@ def conv2d(
         num_groups,
         unshared,
     )
+
+
+def elu(x: Any, alpha: Any = 1) -> Any:
+    """Apply the exponential linear unit; `alpha` may be a variable that broadcasts against `x`."""
+    if isinstance(alpha, np.ndarray) and alpha.ndim == 0:
+        alpha = alpha.item()
+    if isinstance(alpha, (int, float, np.number)):
+        return nnet.elu(x, alpha)
+    # The minimum keeps the gradient finite where the other branch is taken.
+    x = pt.as_tensor_variable(x)
+    return pt.switch(pt.gt(x, 0), x, alpha * pt.expm1(pt.minimum(x, 0)))
 
 
 def max_pool_2d(

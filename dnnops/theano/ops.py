@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.tensor import special
+from pytensor.tensor import elemwise, special
 
 from dnnops import nnet
 from dnnops.arguments import one_of
@@ -24,6 +24,7 @@ __all__ = [
     "CrossentropyCategorical1HotGrad",
     "CrossentropySoftmax1HotWithBiasDx",
     "CrossentropySoftmaxArgmax1HotWithBias",
+    "DimShuffle",
     "DownsampleFactorMaxGradGrad",
     "Images2Neibs",
     "LogSoftmax",
@@ -35,7 +36,6 @@ __all__ = [
     "Softmax",
     "SoftmaxGrad",
     "SoftmaxWithBias",
-    "SparseBlockGemv",
     "ctc_available",
     "ctc_present",
     "logsoftmax_op",
@@ -108,8 +108,19 @@ def softmax_grad(dy: Any, sm: Any) -> Any:
     return nnet.SoftmaxGrad(1)(dy, sm)
 
 
-Softmax = _without_parameters("Softmax", softmax_op, special.Softmax)
-LogSoftmax = _without_parameters("LogSoftmax", logsoftmax_op, special.LogSoftmax)
+# In compiled functions, `WholeSoftmax` computes both.
+Softmax = OpName(
+    "Softmax",
+    lambda: softmax_op,
+    *(special.Softmax, nnet.WholeSoftmax),
+    fits=lambda op: not getattr(op, "log", False),
+)
+LogSoftmax = OpName(
+    "LogSoftmax",
+    lambda: logsoftmax_op,
+    *(special.LogSoftmax, nnet.WholeSoftmax),
+    fits=lambda op: getattr(op, "log", True),
+)
 SoftmaxGrad = _without_parameters("SoftmaxGrad", softmax_grad, nnet.SoftmaxGrad)
 SoftmaxWithBias = _without_parameters("SoftmaxWithBias", nnet.softmax_with_bias)
 CrossentropySoftmaxArgmax1HotWithBias = _without_parameters(
@@ -156,15 +167,11 @@ def _images2neibs(mode: str = "valid") -> Any:
 Images2Neibs = OpName("Images2Neibs", _images2neibs)
 
 
-def _sparse_block_gemv(inplace: bool = False) -> Any:
-    def gemv(o: Any, W: Any, h: Any, inputIdx: Any, outputIdx: Any) -> Any:  # noqa: N803
-        bias = pt.zeros((W.shape[1], W.shape[3]), dtype=W.type.dtype)
-        return o + nnet.sparse_block_dot(W, h, inputIdx, bias, outputIdx)
-
-    return gemv
+def _dimshuffle(input_broadcastable: Any, new_order: Any, inplace: bool = True) -> Any:
+    return elemwise.DimShuffle(input_ndim=len(input_broadcastable), new_order=new_order)
 
 
-SparseBlockGemv = OpName("SparseBlockGemv", _sparse_block_gemv)
+DimShuffle = OpName("DimShuffle", _dimshuffle, elemwise.DimShuffle)
 
 
 # Pooling: Theano's Ops take `ignore_border` first, and don't require stride and padding.
@@ -285,10 +292,17 @@ def _batch_norm_grad(axes: Any = (0,)) -> Any:
     return apply
 
 
-AbstractBatchNormTrain = OpName("AbstractBatchNormTrain", _batch_norm_train, nnet.BatchNormTrain)
-AbstractBatchNormInference = OpName(
+def _abstract_batch_norm(name: str, make: Callable[..., Any], cls: type) -> OpName:
+    """Name the abstract Op, but not the Ops of backends, which are derived from it."""
+    return OpName(name, make, cls, fits=lambda op: type(op) is cls)
+
+
+AbstractBatchNormTrain = _abstract_batch_norm(
+    "AbstractBatchNormTrain", _batch_norm_train, nnet.BatchNormTrain
+)
+AbstractBatchNormInference = _abstract_batch_norm(
     "AbstractBatchNormInference", _batch_norm_inference, nnet.BatchNormInference
 )
-AbstractBatchNormTrainGrad = OpName(
+AbstractBatchNormTrainGrad = _abstract_batch_norm(
     "AbstractBatchNormTrainGrad", _batch_norm_grad, nnet.BatchNormTrainGrad
 )

@@ -13,7 +13,8 @@ GRADIENTS = at(
 _SHARED_STREAMS = at("dnnops.theano.random", "RandomStreams")
 _SUBTENSOR = "pytensor.tensor.subtensor"
 _TENSOR_OPS = (
-    at("pytensor.tensor.elemwise", "CAReduce", "DimShuffle", "Elemwise")
+    at("pytensor.tensor.elemwise", "CAReduce", "Elemwise")
+    | at("dnnops.theano.ops", "DimShuffle")
     | at("pytensor.tensor.basic", "ARange", "Alloc", "AllocDiag", "AllocEmpty", "Choose")
     | at("pytensor.tensor.basic", "ExtractDiag", "Eye", "Join", "MakeVector", "Nonzero")
     | at("pytensor.tensor.basic", "PermuteRowElements", "ScalarFromTensor", "Split")
@@ -38,8 +39,16 @@ LINALG = ("pytensor.tensor.linalg", "pytensor.tensor.slinalg", "pytensor.tensor.
 _ASSERT = at("pytensor.raise_op", "Assert") | {"assert_op": "pytensor.raise_op:assert_op"}
 
 NNET = Table(
-    ("dnnops.theano.nnet", "dnnops.theano.ops", "dnnops.theano.abstract_conv", "dnnops.nnet"),
-    at("pytensor.scalar", scalar_sigmoid="sigmoid", scalar_softplus="softplus"),
+    (
+        *("dnnops.theano.nnet", "dnnops.theano.ops", "dnnops.theano.abstract_conv"),
+        *("dnnops.theano.blocksparse", "dnnops.nnet"),
+    ),
+    at("pytensor.scalar", scalar_sigmoid="sigmoid", scalar_softplus="softplus")
+    | at("pytensor.scalar", ScalarSigmoid="Sigmoid", ScalarSoftplus="Softplus"),
+)
+_PRODUCTS = at(
+    "pytensor.tensor.rewriting.math",
+    *("compute_mul", "is_1pexp", "parse_mul_tree", "perform_sigm_times_exp", "simplify_mul"),
 )
 _POOL = Table(
     ("dnnops.theano.ops", "dnnops.nnet"), at("dnnops.theano.nnet", "max_pool_2d", "max_pool_3d")
@@ -61,12 +70,17 @@ TABLES: dict[str, Table] = {
     ),
     "theano.tensor.basic": Table(
         ("dnnops.theano.tensor", "pytensor.tensor", "pytensor.tensor.basic"),
-        _TENSOR_OPS | _DTYPES | SHAPE_OPS | GRADIENTS,
+        _TENSOR_OPS
+        | _DTYPES
+        | SHAPE_OPS
+        | GRADIENTS
+        | at("pytensor.tensor.math", "_allclose", "_get_atol_rtol"),
     ),
     "theano.tensor.blas": Table(("pytensor.tensor.blas", "pytensor.tensor.rewriting.blas")),
     "theano.tensor.elemwise": Table(
         ("pytensor.tensor.elemwise",),
-        at("pytensor.tensor.math", "All", "Any", "Prod", "ProdWithoutZeros", "Sum"),
+        at("dnnops.theano.ops", "DimShuffle")
+        | at("pytensor.tensor.math", "All", "Any", "Prod", "ProdWithoutZeros", "Sum"),
     ),
     "theano.tensor.extra_ops": Table(("pytensor.tensor.extra_ops",)),
     "theano.tensor.fft": Table(("pytensor.tensor.fft",)),
@@ -105,13 +119,13 @@ TABLES: dict[str, Table] = {
     "theano.tensor.nnet.blocksparse": NNET,
     "theano.tensor.nnet.bn": NNET,
     "theano.tensor.nnet.conv": Table(("dnnops.nnet",), at("dnnops.theano.conv", "conv2d")),
-    "theano.tensor.nnet.conv3d2d": Table(names=at("dnnops.theano.conv", conv3d="conv3d2d")),
+    "theano.tensor.nnet.conv3d2d": Table(("dnnops.theano.conv3d2d",)),
     "theano.tensor.nnet.corr": _CORR,
     "theano.tensor.nnet.corr3d": _CORR,
     "theano.tensor.nnet.ctc": NNET,
     "theano.tensor.nnet.neighbours": NNET,
     "theano.tensor.nnet.nnet": NNET,
-    "theano.tensor.nnet.sigm": NNET,
+    "theano.tensor.nnet.sigm": Table(NNET.sources, {**NNET.names, **_PRODUCTS}),
     "theano.tensor.signal": Table(),
     "theano.tensor.signal.conv": Table(names=at("dnnops.theano.conv", conv2d="signal_conv2d")),
     "theano.tensor.signal.downsample": _POOL,
