@@ -9,43 +9,120 @@ replaces such expressions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import ceil, floor, prod, trunc
+from operator import and_, eq, floordiv, ge, gt, le, lt, mod, ne, neg, or_, sub, truediv
 from typing import Any
 
 import numpy as np
 from pytensor import scalar
+from pytensor.gradient import DisconnectedGrad
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.basic import (
+    ARange,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-__all__ = ["StaticSizes", "sizes_by_shapes"]
+__all__ = ["SizeOfValues", "StaticARange", "StaticSizes", "StaticSplit", "sizes_by_shapes"]
 
-#: Functions of scalar Ops for ints, or for the symbolic ints with which PyTorch traces a graph.
+
+# Functions of ints, or of the symbolic ints with which PyTorch traces a graph. They are defined at
+# the top level, so that the Op can be pickled.
+
+
+def _sum(*terms: Any) -> Any:
+    return sum(terms)
+
+
+def _product(*factors: Any) -> Any:
+    return prod(factors)
+
+
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _known(value: Any) -> Any:
+    return value
+
+
+def _entry(place: int, vector: Any) -> Any:
+    return vector[place]  # an itemgetter would break PyTorch's compiled graph
+
+
+def _tuple(*entries: Any) -> tuple[Any, ...]:
+    return entries
+
+
+def _joined(*vectors: Any) -> Any:
+    return sum(vectors, ())
+
+
+def _part(index: Any, x: Any, *given: Any) -> Any:
+    return x[indices_from_subtensor(given, index)[0]]
+
+
+def _checked(error: Any, message: str, x: Any, *conditions: Any) -> Any:
+    for condition in conditions:
+        if not condition:
+            raise error(message)
+    return x
+
+
+def _elementwise(function: Callable[..., Any], known: tuple[Any, ...], *operands: Any) -> Any:
+    """Apply a function to ints and vectors of ints, broadcast to the longest vector."""
+    lengths = [len(x) for x in operands if isinstance(x, tuple)]
+    if not lengths:
+        return function(*known, *operands)
+    rows = [x if isinstance(x, tuple) else (x,) for x in operands]
+    spread = [x * max(lengths) if len(x) == 1 else x for x in rows]
+    return tuple([function(*known, *column) for column in zip(*spread, strict=True)])
+
+
+def _composite(constants: list[Any], steps: list[Any], result: int, *operands: Any) -> Any:
+    """Apply several scalar functions, each to operands, constants or earlier results."""
+    values = [*operands, *constants]
+    for function, known, of in steps:
+        values.append(function(*known, *[values[place] for place in of]))
+    return values[result]
+
+
 _SCALAR_FUNCTIONS: dict[type, Callable[..., Any]] = {
-    scalar.Add: lambda *terms: sum(terms),
-    scalar.Sub: lambda a, b: a - b,
-    scalar.Mul: lambda *factors: prod(factors),
-    scalar.IntDiv: lambda a, b: a // b,
-    scalar.Mod: lambda a, b: a % b,
-    scalar.Neg: lambda a: -a,
+    scalar.Add: _sum,
+    scalar.Sub: sub,
+    scalar.Mul: _product,
+    scalar.TrueDiv: truediv,
+    scalar.IntDiv: floordiv,
+    scalar.Mod: mod,
+    scalar.Neg: neg,
     scalar.Abs: abs,
+    scalar.Ceil: ceil,
+    scalar.Floor: floor,
+    scalar.Trunc: trunc,
     scalar.ScalarMaximum: max,
     scalar.ScalarMinimum: min,
-    scalar.EQ: lambda a, b: a == b,
-    scalar.NEQ: lambda a, b: a != b,
-    scalar.LT: lambda a, b: a < b,
-    scalar.LE: lambda a, b: a <= b,
-    scalar.GT: lambda a, b: a > b,
-    scalar.GE: lambda a, b: a >= b,
-    scalar.AND: lambda a, b: a & b,
-    scalar.OR: lambda a, b: a | b,
-    scalar.Switch: lambda condition, a, b: a if condition else b,
-    scalar.Cast: lambda a: a,
-    scalar.Identity: lambda a: a,
+    scalar.EQ: eq,
+    scalar.NEQ: ne,
+    scalar.LT: lt,
+    scalar.LE: le,
+    scalar.GT: gt,
+    scalar.GE: ge,
+    scalar.AND: and_,
+    scalar.OR: or_,
+    scalar.Switch: _chosen,
+    scalar.Identity: _same,
 }
 
 
@@ -71,7 +148,8 @@ class StaticSizes(Op):
 
     def __init__(self, arrays: Sequence[Variable], sizes: Variable):
         self.type = sizes.type
-        self.steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
+        # Functions, their leading arguments, and the places of the others.
+        self.steps: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = []
         self.result = self._place(sizes, list(arrays), {})
 
     def _place(self, variable: Any, arrays: list[Variable], places: dict[Variable, int]) -> int:
@@ -83,12 +161,12 @@ class StaticSizes(Op):
                 return places[variable]
             if node is not None and isinstance(node.op, Shape_i):
                 of: tuple[int, ...] = (arrays.index(node.inputs[0]),)
-                function = _entry(node.op.i)
+                function, known = _entry, (node.op.i,)
             else:
-                function, operands = _step(variable)
+                function, known, operands = _step(variable)
                 of = tuple(self._place(operand, arrays, places) for operand in operands)
             places[variable] = len(arrays) + len(self.steps)
-            self.steps.append((function, of))
+            self.steps.append((function, known, of))
         return places[variable]
 
     def make_node(self, *arrays: Variable) -> Apply:  # type: ignore[override]
@@ -107,8 +185,8 @@ class StaticSizes(Op):
         int or tuple of int
         """
         values: list[Any] = list(shapes)
-        for function, places in self.steps:
-            values.append(function(*[values[place] for place in places]))
+        for function, known, places in self.steps:
+            values.append(function(*known, *[values[place] for place in places]))
         return values[self.result]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
@@ -116,79 +194,87 @@ class StaticSizes(Op):
         output_storage[0][0] = np.asarray(sizes, dtype=self.type.dtype)
 
 
-def _step(variable: Any) -> tuple[Callable[..., Any], list[Any]]:
-    """Return the function that computes a variable, other than a shape, and its operands."""
+class SizeOfValues(Op):
+    """Op that returns a size that does not follow from shapes: ``SizeOfValues(user)(size)``.
+
+    JAX has no sizes that depend on values, so its conversion raises an exception.
+
+    Parameters
+    ----------
+    user : str
+        Name of the Op whose result has this size.
+    """
+
+    __props__ = ("user",)
+    view_map = {0: [0]}
+
+    def __init__(self, user: str):
+        self.user = user
+
+    def make_node(self, size: Variable) -> Apply:  # type: ignore[override]
+        return Apply(self, [size], [size.type()])
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        output_storage[0][0] = inputs[0]
+
+
+class StaticARange(ARange):
+    """`ARange` of numbers that JAX knows while it traces a graph."""
+
+
+class StaticSplit(Split):
+    """`Split` into sizes that JAX knows while it traces a graph."""
+
+
+def _step(variable: Any) -> tuple[Callable[..., Any], tuple[Any, ...], list[Any]]:
+    """Return the function that computes a variable, its leading arguments, and its operands."""
     if isinstance(variable, Constant):
         value = np.asarray(variable.data)
-        known = tuple(value.tolist()) if value.ndim else value.item()
-        return lambda: known, []
+        return _known, (tuple(value.tolist()) if value.ndim else value.item(),), []
     if variable.owner is None:
         raise _UnknownOpError(variable)
     op, inputs = variable.owner.op, variable.owner.inputs
     if isinstance(op, MakeVector):
-        return (lambda *entries: entries), inputs
+        return _tuple, (), inputs
     if isinstance(op, Join):
         # In older releases of PyTensor, the axis is also an operand.
-        return (lambda *vectors: sum(vectors, ())), [x for x in inputs if x.type.ndim == 1]
-    if isinstance(op, TensorFromScalar | ScalarFromTensor):
-        return (lambda x: x), inputs
+        return _joined, (), [x for x in inputs if x.type.ndim == 1]
+    if isinstance(op, TensorFromScalar | ScalarFromTensor | DisconnectedGrad):
+        return _same, (), inputs
     if isinstance(op, SpecifyShape):
-        return (lambda x: x), inputs[:1]
+        return _same, (), inputs[:1]
     if isinstance(op, CheckAndRaise):
-        return _checked(op), inputs
+        return _checked, (op.exc_type, op.msg), inputs
     if isinstance(op, Subtensor):
-        parts = op.idx_list
-        return (lambda x, *given: x[indices_from_subtensor(given, parts)[0]]), inputs
+        return _part, (op.idx_list,), inputs
     if isinstance(op, DimShuffle) and op.new_order in (("x",), ()):
-        return (_as_vector if op.new_order else (lambda x: x[0])), inputs
+        return (_tuple, (), inputs) if op.new_order else (_entry, (0,), inputs)
     if isinstance(op, Elemwise):
-        return _elementwise(op.scalar_op, variable.owner.outputs.index(variable)), inputs
+        place = variable.owner.outputs.index(variable)
+        types = [x.type.dtype for x in inputs], variable.type.dtype
+        return _elementwise, _scalar_function(op.scalar_op, *types, place), inputs
     raise _UnknownOpError(op)
 
 
-def _entry(place: int) -> Callable[..., Any]:
-    return lambda vector: vector[place]  # an itemgetter would break PyTorch's compiled graph
-
-
-def _as_vector(x: Any) -> tuple[Any]:
-    return (x,)
-
-
-def _checked(op: CheckAndRaise) -> Callable[..., Any]:
-    error, message = op.exc_type, op.msg
-
-    def check(x: Any, *conditions: Any) -> Any:
-        for condition in conditions:
-            if not condition:
-                raise error(message)
-        return x
-
-    return check
-
-
-def _elementwise(op: Any, output: int) -> Callable[..., Any]:
-    """Return a function of ints and vectors of ints, broadcast to the longest vector."""
-    function = _scalar_function(op, output)
-
-    def apply(*operands: Any) -> Any:
-        lengths = [len(x) for x in operands if isinstance(x, tuple)]
-        if not lengths:
-            return function(*operands)
-        rows = [x if isinstance(x, tuple) else (x,) for x in operands]
-        spread = [x * max(lengths) if len(x) == 1 else x for x in rows]
-        return tuple([function(*column) for column in zip(*spread, strict=True)])
-
-    return apply
-
-
-def _scalar_function(op: Any, output: int = 0) -> Callable[..., Any]:
+def _scalar_function(
+    op: Any, given: list[str], dtype: str, output: int = 0
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the function of a scalar Op, and its leading arguments."""
+    if {*given, dtype} & {"float16", "float32"}:  # Python's numbers are not rounded to these
+        raise _UnknownOpError(op)
+    if isinstance(op, scalar.Cast):
+        if "float64" not in given or dtype == "float64":
+            return _same, ()
+        if "int" not in dtype:
+            raise _UnknownOpError(op)
+        return trunc, ()
     if not isinstance(op, scalar.Composite):
         if type(op) not in _SCALAR_FUNCTIONS:
             raise _UnknownOpError(op)
-        return _SCALAR_FUNCTIONS[type(op)]
+        return _SCALAR_FUNCTIONS[type(op)], ()
     places = {x: place for place, x in enumerate(op.fgraph.inputs)}
     constants: list[Any] = []
-    steps: list[tuple[Callable[..., Any], list[int]]] = []
+    steps: list[Any] = []
     for node in op.fgraph.toposort():
         for x in node.inputs:
             if isinstance(x, Constant) and x not in places:
@@ -197,16 +283,10 @@ def _scalar_function(op: Any, output: int = 0) -> Callable[..., Any]:
     begin = len(op.fgraph.inputs) + len(constants)
     for node in op.fgraph.toposort():
         places[node.outputs[0]] = begin + len(steps)
-        steps.append((_scalar_function(node.op), [places[x] for x in node.inputs]))
-    result = places[op.fgraph.outputs[output]]
-
-    def composite(*operands: Any) -> Any:
-        values = [*operands, *constants]
-        for function, of in steps:
-            values.append(function(*[values[place] for place in of]))
-        return values[result]
-
-    return composite
+        types = [x.type.dtype for x in node.inputs], node.outputs[0].type.dtype
+        function, known = _scalar_function(node.op, *types)
+        steps.append((function, known, [places[x] for x in node.inputs]))
+    return _composite, (constants, steps, places[op.fgraph.outputs[output]])
 
 
 def sizes_by_shapes(sizes: Variable) -> Variable | None:

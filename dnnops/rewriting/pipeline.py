@@ -49,7 +49,10 @@ from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, loca
 from dnnops.rewriting.recognize.sizes import local_converted_size
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad, LocalWholeSoftmax
 from dnnops.rewriting.static_sizes import (
+    local_sizes_of_values,
     local_static_alloc,
+    local_static_parts,
+    local_static_ranges,
     local_static_reshape,
     local_static_shape,
     local_static_sizes,
@@ -609,7 +612,10 @@ PASSES = (
             "When the graph is final. Before PyTensor does the same for its own Ops (100).",
         )
         for rewriter, tags in (
+            (local_sizes_of_values, ("jax",)),
             (local_static_alloc, ("jax", PYTORCH_TAG)),
+            (local_static_parts, ("jax",)),
+            (local_static_ranges, ("jax",)),
             (local_static_reshape, ("jax",)),
             (local_static_shape, (PYTORCH_TAG,)),
             (local_static_sizes, ("jax", PYTORCH_TAG)),

@@ -7,16 +7,27 @@ from typing import Any
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.tensor.basic import Alloc, AllocEmpty, MakeVector
+from pytensor.scalar import ScalarType
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, MakeVector, Split
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
-from dnnops.link.sizes import StaticSizes, sizes_by_shapes
+from dnnops.link.sizes import (
+    SizeOfValues,
+    StaticARange,
+    StaticSizes,
+    StaticSplit,
+    sizes_by_shapes,
+)
 from dnnops.nnet.conv.op import ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool.op import PoolBase
 from dnnops.nnet.resample.spatial_transformer import SpatialTransformerGrid
 
 __all__ = [
+    "local_sizes_of_values",
     "local_static_alloc",
+    "local_static_parts",
+    "local_static_ranges",
     "local_static_reshape",
     "local_static_shape",
     "local_static_sizes",
@@ -36,6 +47,11 @@ def _known(x: Any) -> Any:
         return x
     found = sizes_by_shapes(x)
     return x if found is None else found
+
+
+def _is_of_values(x: Any) -> bool:
+    is_marked = x.owner is not None and isinstance(x.owner.op, SizeOfValues)
+    return not (is_marked or _is_static(x)) and _known(x) is x
 
 
 def _replaced(node: Apply, inputs: list[Any]) -> list[Any] | None:
@@ -62,16 +78,55 @@ def local_static_alloc(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
     return _replaced(node, node.inputs[:first] + [_known(x) for x in node.inputs[first:]])
 
 
+@node_rewriter([Alloc, AllocEmpty])
+def local_sizes_of_values(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
+    """Mark sizes of new arrays that depend on values, which JAX does not support."""
+    first = int(isinstance(node.op, Alloc))
+    mark = SizeOfValues(type(node.op).__name__)
+    marked = [mark(x) if _is_of_values(x) else x for x in node.inputs[first:]]
+    return _replaced(node, node.inputs[:first] + marked)
+
+
 @node_rewriter([Reshape])
 def local_static_reshape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
     """Make the entries of a new shape static; PyTensor then turns the vector into a tuple."""
-    shape = node.inputs[1]
-    if shape.owner is None or not isinstance(shape.owner.op, MakeVector):
+    shape: Any = node.inputs[1]
+    if _is_static(shape):
         return None
-    entries = [_known(x) for x in shape.owner.inputs]
-    if entries == shape.owner.inputs:
+    is_vector = shape.owner is not None and isinstance(shape.owner.op, MakeVector)
+    # Whatever the vector consists of, each of its entries may follow from shapes.
+    entries = shape.owner.inputs if is_vector else [shape[i] for i in range(node.op.ndim)]
+    known = [_known(x) for x in entries]
+    if known == entries or not (is_vector or all(map(_is_static, known))):
         return None
-    return _replaced(node, [node.inputs[0], shape.owner.op(*entries)])
+    return _replaced(node, [node.inputs[0], MakeVector("int64")(*known)])
+
+
+@node_rewriter([Subtensor, IncSubtensor])
+def local_static_parts(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
+    """Make the bounds of slices static: JAX supports no others."""
+    inputs = [_known(x) if isinstance(x.type, ScalarType) else x for x in node.inputs]
+    return _replaced(node, inputs)
+
+
+@node_rewriter([ARange, Split])
+def local_static_ranges(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
+    """Make the bounds of ranges, and the sizes of the parts of an array, static."""
+    op: Any = node.op
+    if isinstance(op, StaticARange | StaticSplit):
+        return None
+    if isinstance(op, ARange):
+        static, known = StaticARange(op.dtype), [_known(x) for x in node.inputs]
+        of_sizes = known
+    else:
+        static, (x, axis, sizes) = StaticSplit(op.len_splits), node.inputs
+        known = [x, axis, _known(sizes)]
+        of_sizes = known[1:]
+    if not all(map(_is_static, of_sizes)) or all(isinstance(x, Constant) for x in of_sizes):
+        return None
+    outputs: list[Any] = static.make_node(*known).outputs
+    copy_stack_trace(node.outputs, outputs)
+    return outputs
 
 
 @node_rewriter([Reshape])

@@ -11,11 +11,11 @@ import numpy as np
 from pytensor.graph.basic import Apply, Constant
 from pytensor.link.jax.dispatch.basic import jax_funcify
 
-from dnnops.errors import DnnNotSupportedError
+from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.link.bounds import Bounds
 from dnnops.link.conversions import Conversions, check_node, convert_expansions
 from dnnops.link.jax import library
-from dnnops.link.sizes import StaticSizes
+from dnnops.link.sizes import SizeOfValues, StaticARange, StaticSizes, StaticSplit
 
 __all__ = ["converts"]
 
@@ -30,6 +30,53 @@ def jax_funcify_static_sizes(op: StaticSizes, **kwargs: Any) -> Callable[..., An
     return static_sizes
 
 
+@jax_funcify.register(SizeOfValues)
+def jax_funcify_size_of_values(op: SizeOfValues, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Raise an exception for a size that JAX doesn't know while it traces a graph."""
+
+    def size_of_values(size: Any) -> Any:
+        return _known(op.user, node.inputs[0], size)
+
+    return size_of_values
+
+
+@jax_funcify.register(StaticARange)
+def jax_funcify_static_arange(op: StaticARange, **kwargs: Any) -> Callable[..., Any]:
+    """Convert a range of known length."""
+
+    def static_arange(*bounds: Any) -> Any:
+        return jnp.arange(*(int(bound) for bound in bounds), dtype=op.dtype)
+
+    return static_arange
+
+
+@jax_funcify.register(StaticSplit)
+def jax_funcify_static_split(op: StaticSplit, node: Apply, **kwargs: Any) -> Callable[..., Any]:
+    """Convert a split into parts of known sizes."""
+    axis: Any = node.inputs[1]
+    place = int(axis.data)
+
+    def static_split(x: Any, axis: Any, sizes: Any) -> Any:
+        if sum(sizes) != x.shape[place]:
+            raise DnnValueError(
+                f"Split: the sizes {tuple(sizes)} do not add up to the {x.shape[place]} elements"
+            )
+        return jnp.split(x, np.cumsum(sizes[:-1]), axis=place)
+
+    return static_split
+
+
+def _known(user: Any, variable: Any, value: Any) -> Any:
+    """Return sizes as an array of NumPy; raise if JAX traces them."""
+    try:
+        return np.asarray(value)
+    except jax.errors.TracerArrayConversionError as error:
+        raise DnnNotSupportedError(
+            f"{user}: JAX compiles a graph for given sizes, which must be constants or depend"
+            f" only on the shapes of arrays; {variable} depends on other values"
+        ) from error
+
+
 class _JaxConversions(Conversions):
     """Conversions for JAX, which compiles a graph for given shapes and can't raise at run time."""
 
@@ -37,13 +84,7 @@ class _JaxConversions(Conversions):
         check_node(op, node, [np.shape(x) for x in data], vectors)
 
     def sizes(self, op: Any, variable: Any, value: Any) -> Sequence[int]:
-        try:
-            return tuple(np.asarray(value).tolist())
-        except jax.errors.TracerArrayConversionError as error:
-            raise DnnNotSupportedError(
-                f"{op}: JAX compiles a graph for given sizes, which must be constants or depend"
-                f" only on the shapes of arrays; {variable} depends on other values"
-            ) from error
+        return tuple(_known(op, variable, value).tolist())
 
     def bounded(self, variable: Any, x: Any, bounds: Bounds) -> tuple[Any, Any]:
         if isinstance(variable, Constant):

@@ -1,0 +1,54 @@
+"""Functions of `dnnops.nnet` with sizes that JAX only knows while it traces a graph."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from dnnops import nnet
+from dnnops.errors import DnnNotSupportedError
+from tests.oracle import PERFORM_MODE, assert_close
+
+pytestmark = pytest.mark.needs("jax")
+
+
+def transposed(x, filters, extra_rows):
+    """Transpose a convolution whose dilation exceeds its stride, with output padding."""
+    sizes = (x.shape[2] + (filters.shape[2] - 1) * 3 + extra_rows, x.shape[3] + 2 + 1)
+    return nnet.conv2d_transpose(x, filters, (None, None, *sizes), filter_dilation=(3, 2))
+
+
+def test_sizes_that_follow_from_shapes():
+    """Slices, ranges, splits and new shapes of unknown size; the loaded function is the same."""
+    x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
+    outputs = [
+        transposed(x, filters, 2),
+        # The gradient of a concatenation splits; the scaled grid has a size from a product of
+        # floats.
+        nnet.bilinear_upsampling(x, 2),
+        nnet.spatial_transformer(x, np.array([[[0.9, 0, 0], [0, 1, 0.1]]] * 2), 0.6, 0.7),
+        nnet.images2neibs(x, (2, 3), (1, 2), "ignore_borders"),
+        nnet.pool_2d(x, (x.shape[2] // 2, 2), ignore_border=True),
+    ]
+    outputs += pytensor.grad(sum((out**2).sum() for out in outputs), [x, filters])
+    function = pytensor.function([x, filters], outputs, mode="JAX")
+    loaded = pickle.loads(pickle.dumps(function))
+    reference = pytensor.function([x, filters], outputs, mode=PERFORM_MODE)
+    rng = np.random.default_rng(0)
+    arguments = rng.standard_normal((2, 3, 4, 5)), rng.standard_normal((3, 2, 3, 2))
+    for found, again, wanted in zip(
+        function(*arguments), loaded(*arguments), reference(*arguments), strict=True
+    ):
+        assert_close(np.asarray(found), wanted, bound=1e-12)
+        np.testing.assert_array_equal(again, found)
+
+
+def test_sizes_that_are_values_are_an_error():
+    x, filters, extra = pt.dtensor4("x"), pt.dtensor4("filters"), pt.lscalar("extra")
+    function = pytensor.function([x, filters, extra], transposed(x, filters, extra), mode="JAX")
+    with pytest.raises(DnnNotSupportedError, match=r"Alloc: .* depend only on the shapes"):
+        function(np.ones((2, 3, 4, 4)), np.ones((3, 4, 3, 2)), 1)
