@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.rewriting import subtensor, uncanonicalize
+from pytensor.tensor.rewriting import special, subtensor, uncanonicalize
 
 __all__ = ["faulty_rewrites"]
 
@@ -21,8 +22,11 @@ def faulty_rewrites() -> tuple[str, ...]:
     """Return the names of rewrites that are wrong in the PyTensor that runs.
 
     In PyTensor 3.0, ``local_add_of_sparse_write`` rewrites ``x + zeros[i].set(v)`` to
-    ``x[i].inc(v)`` although the sum broadcasts ``zeros`` (pytensor #2349), and
-    ``local_dimshuffle_subtensor`` rewrites ``x[:0:-1].squeeze()`` to ``x[0]``.
+    ``x[i].inc(v)`` although the sum broadcasts ``zeros`` (pytensor #2349),
+    ``local_dimshuffle_subtensor`` rewrites ``x[:0:-1].squeeze()`` to ``x[0]``, and
+    ``local_softmax_stabilize`` takes ``e / e.sum(axis=1)``, for ``e = exp(x)``, for the softmax of
+    the rows of a matrix, although it divides the columns by the sums of the rows.
+    `dnnops.rewriting.recognize.softmax` recognizes the expressions of a softmax instead.
 
     Returns
     -------
@@ -31,6 +35,7 @@ def faulty_rewrites() -> tuple[str, ...]:
     candidates = (
         (subtensor, "local_add_of_sparse_write", _broadcast_sum),
         (uncanonicalize, "local_dimshuffle_subtensor", _squeezed_element),
+        (special, "local_softmax_stabilize", _exponentials_over_other_sums),
     )
     return tuple(
         name
@@ -54,8 +59,15 @@ def _value(z: Any, values: dict[Any, Any]) -> Any:
     """Return the value of a variable without compiling a function, which users would notice."""
     values = dict(values)
     for node in toposort([z], blockers=values):
-        results: list[list[Any]] = [[None] for _ in node.outputs]
         operands = [x.data if isinstance(x, Constant) else values[x] for x in node.inputs]
+        if isinstance(node.op, OpFromGraph):  # its own `perform` compiles a function
+            inner = dict(zip(node.op.inner_inputs, operands, strict=True))
+            values |= {
+                y: _value(inner_y, inner)
+                for y, inner_y in zip(node.outputs, node.op.inner_outputs, strict=True)
+            }
+            continue
+        results: list[list[Any]] = [[None] for _ in node.outputs]
         node.op.perform(node, operands, results)
         values |= {y: cell[0] for y, cell in zip(node.outputs, results, strict=True)}
     return values[z]
@@ -67,3 +79,8 @@ def _broadcast_sum(x: Any) -> Any:
 
 def _squeezed_element(x: Any) -> Any:
     return x[:0:-1].dimshuffle(())
+
+
+def _exponentials_over_other_sums(x: Any) -> Any:
+    exponentials = pt.exp(pt.stack([x, 2 * x]))
+    return exponentials / exponentials.sum(axis=1)

@@ -7,7 +7,7 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 import pytest
-from pytensor.tensor.rewriting import subtensor, uncanonicalize
+from pytensor.tensor.rewriting import special, subtensor, uncanonicalize
 
 from dnnops.modes import OneDnnMode
 from dnnops.rewriting.faults import faulty_rewrites
@@ -29,14 +29,42 @@ def test_squeezed_reversed_slice():
     np.testing.assert_array_equal(f(value), value[:, 1])
 
 
+def test_exponentials_over_sums():
+    """Only exponentials over sums that keep their axes are a softmax."""
+    x = pt.dmatrix("x")
+    e = pt.exp(x)
+    forms = [
+        lambda e: e / e.sum(axis=1),
+        lambda e: (e.T / e.sum(axis=0)).T,
+        lambda e: e / e.sum(axis=1, keepdims=True),
+        lambda e: e / e.sum(axis=0),
+        lambda e: e / e.sum(),
+    ]
+    mode = OneDnnMode(linker="py")
+    f = pytensor.function([x], [form(e) for form in forms], mode=mode)
+    value = np.random.default_rng(0).standard_normal((3, 3))
+    for result, form in zip(f(value), forms, strict=True):
+        np.testing.assert_allclose(result, form(np.exp(value)), rtol=1e-12)
+    names = [type(node.op).__name__ for node in f.maker.fgraph.apply_nodes]
+    assert names.count("OneDnnSoftmax") == 3
+    # A softmax cannot overflow.
+    for result in f(np.full((3, 3), 1000.0))[2:]:
+        np.testing.assert_allclose(result.sum(), result.size * result[0, 0])
+
+
 def test_faulty_rewrites():
     """A rewrite is left out only if it is wrong."""
-    known = ("local_add_of_sparse_write", "local_dimshuffle_subtensor")
+    known = (
+        "local_add_of_sparse_write",
+        "local_dimshuffle_subtensor",
+        "local_softmax_stabilize",
+    )
     if pytensor.__version__.startswith("3.0."):
         assert faulty_rewrites() == known
     # A rewrite that was moved would no longer be tried.
     assert hasattr(subtensor, known[0])
     assert hasattr(uncanonicalize, known[1])
+    assert hasattr(special, known[2])
 
 
 @pytest.mark.parametrize("is_nested", [False, True])

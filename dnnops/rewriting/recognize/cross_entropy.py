@@ -126,6 +126,8 @@ def _place(fgraph: FunctionGraph, x: Any, idx_list: Any, indices: list[Variable]
     if labels.type.dtype not in LABEL_DTYPES:
         return None
     every_row = _covers(fgraph, rows, x, labels)
+    if every_row and x.type.shape[0] == 1 != labels.type.shape[0]:
+        return None  # the only row is read at each of the labels
     return None if every_row is None else _Place(x, labels, every_row, is_column)
 
 

@@ -4,6 +4,8 @@ PyTensor writes the gradients as arithmetic: ``gz * sm - sm * sum(gz * sm)`` is 
 softmax ``sm``, and ``gz - sum(gz) * sm`` is the gradient of its logarithm. They are recognized
 after PyTensor has simplified and stabilized the graph. Before that, the gradient of
 ``log(softmax(x))`` divides by the softmax, which is unstable.
+
+Operands that broadcast are written out, since the Ops take arrays of one shape.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace
-from pytensor.scalar.basic import Mul
+from pytensor.graph.rewriting.basic import NodeRewriter, copy_stack_trace, node_rewriter
+from pytensor.scalar.basic import Exp, Mul
 from pytensor.tensor.basic import cast, ones_like
-from pytensor.tensor.math import mul, sub
+from pytensor.tensor.math import mul, sub, true_div
+from pytensor.tensor.rewriting.basic import register_stabilize
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from dnnops.cpu.softmax import neighboring_axes
@@ -25,7 +28,7 @@ from dnnops.rewriting.recognize.matching import Slot, match
 from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kept_sum_of
 from dnnops.runtime.op import MAX_NDIM
 
-__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax", "softmax_axes"]
+__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax", "local_softmax_of_exponentials", "softmax_axes"]
 
 
 def _is_softmax(view: View) -> bool:
@@ -93,24 +96,40 @@ class LocalSoftmaxGrad(_OfDtypes):
         if minuend.type.dtype != sm.type.dtype:
             return None
         result = self._grad(minuend, sm, axis)
-        if result.type.dtype != node.outputs[0].type.dtype:
+        if result is None or result.type.dtype != node.outputs[0].type.dtype:
             return None
         copy_stack_trace(node.outputs[0], result)
         return [result]
 
-    def _grad(self, minuend: Variable, sm: Variable, axis: tuple[int, ...]) -> Variable:
+    def _grad(self, minuend: Variable, sm: Variable, axis: tuple[int, ...]) -> Variable | None:
         others = inputs_of(minuend, Mul) or [minuend]
         if sm in others:
             others.remove(sm)
             gz: Any = mul(*others) if len(others) > 1 else others[0] if others else ones_like(sm)
             if gz.type.dtype != sm.type.dtype:  # a condition, as in the gradient of a maximum
                 gz = cast(gz, sm.type.dtype)
-            if gz.type.broadcastable != sm.type.broadcastable:
-                # The product with the softmax broadcasts gz.
-                gz = gz * ones_like(sm)
-            return _with_neighbors(SoftmaxGrad, axis, gz, sm)
+            # The product broadcasts its factors before it is summed.
+            return _with_neighbors(SoftmaxGrad, axis, *_broadcast(gz, sm))
+        shape = _broadcast_type(minuend, sm)
+        if any(minuend.type.broadcastable[i] != shape[i] for i in axis):
+            return None  # broadcasting it would add its elements to the sum more than once
         log_sm = LogSoftmax(axis=axis)(sm.owner.inputs[0])
-        return _with_neighbors(LogSoftmaxGrad, axis, minuend, log_sm)
+        return _with_neighbors(LogSoftmaxGrad, axis, *_broadcast(minuend, log_sm))
+
+
+def _broadcast_type(*operands: Any) -> tuple[bool, ...]:
+    """Return the axes on which all operands have size 1."""
+    patterns = (x.type.broadcastable for x in operands)
+    return tuple(all(of_axis) for of_axis in zip(*patterns, strict=True))
+
+
+def _broadcast(x: Any, y: Any) -> list[Any]:
+    """Return two operands with one shape, as arithmetic would broadcast them."""
+    shape = _broadcast_type(x, y)
+    pairs = ((x, y), (y, x))
+    return [
+        own if own.type.broadcastable == shape else own * ones_like(other) for own, other in pairs
+    ]
 
 
 class LocalWholeSoftmax(_OfDtypes):
@@ -132,3 +151,24 @@ class LocalWholeSoftmax(_OfDtypes):
         result = _with_neighbors(lambda axes: WholeSoftmax(axes, log), axis, x)
         copy_stack_trace(node.outputs[0], result)
         return [result]
+
+
+@register_stabilize
+@node_rewriter([true_div])
+def local_softmax_of_exponentials(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace ``exp(x) / sum(exp(x), keepdims=True)`` with a softmax, which cannot overflow.
+
+    PyTensor's rewrite does not ask whether the axes of the sum are kept; see
+    `dnnops.rewriting.faults`.
+    """
+    exponentials, total = node.inputs
+    exponents = inputs_of(exponentials, Exp)
+    summand, axes = kept_sum_of(View.of(total)) or (None, ())
+    if exponents is None or summand is not exponentials or not axes:
+        return None
+    (x,) = exponents
+    if x.type.dtype != node.outputs[0].type.dtype or not x.type.dtype.startswith("float"):
+        return None
+    result = Softmax(axis=axes)(x)
+    copy_stack_trace(node.outputs[0], result)
+    return [result]
