@@ -9,7 +9,6 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
 import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
-from dnnops.compat import set_default_update
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.descriptors import GpuDnnDropoutDesc
@@ -17,6 +16,7 @@ from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.regularization.dropout import Dropout, DropoutGrad, is_moving, undefined_by_p
+from dnnops.nnet.streams import advance
 from dnnops.nnet.validate import switch
 from dnnops.runtime.implementations import implements
 
@@ -58,7 +58,7 @@ class GpuDnnDropoutOp(_GpuDropout, Dropout):
             if state is None:
                 own = p.state()
                 node = self.make_node(x, p.dropout, own)
-                set_default_update(own, node.outputs[2])
+                advance(own, node.outputs[2])
                 return node
             p = p.dropout
         (x,) = device_operands(type(self).__name__, None, x=x)

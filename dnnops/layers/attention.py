@@ -86,6 +86,10 @@ class MultiHeadAttention(Layer):
         if bias:
             self.out_proj.bias.set_value(self.out_proj.bias.get_value() * 0)
 
+    @property
+    def is_random(self) -> bool:
+        return self.dropout > 0
+
     def _projected(self, number: int, x: Any) -> Any:
         """Project a sequence; return its heads, (batch, heads, steps, features of a head)."""
         rows = slice(number * self.features, (number + 1) * self.features)

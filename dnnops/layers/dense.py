@@ -185,6 +185,10 @@ class Dropout(Layer):
         super().__init__(rng=rng)
         self.p = probability("Dropout", "p", p)
 
+    @property
+    def is_random(self) -> bool:
+        return self.p > 0
+
     def forward(self, x: Any) -> TensorVariable:
         x = as_tensor("Dropout: the input must be a tensor", x)
         if not self.training or self.p == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,9 +14,11 @@ from pytensor.graph.basic import Variable
 
 from dnnops.arguments import host_array, shown, switch
 from dnnops.dtypes import HOST_FLOAT_DTYPES
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
 from dnnops.layers import saving
 from dnnops.layers.initializers import Initializer, generator
+from dnnops.layers.streams import Streams, generators_in, split_name
+from dnnops.nnet.streams import recording
 
 __all__ = ["Layer"]
 
@@ -87,6 +90,7 @@ class Layer:
         self._parameters: dict[str, SharedVariable] = {}
         self._buffers: dict[str, SharedVariable] = {}
         self._updates: dict[SharedVariable, Variable] = {}
+        self._streams = Streams()
 
     def _name(self) -> str:
         return type(self).__name__
@@ -113,7 +117,9 @@ class Layer:
                     )
         # New averages of earlier calls depend on the inputs of those, and are converted already.
         earlier = list(self._updates.values())
-        found = self.forward(*inputs, **options)
+        with recording() as streams:
+            found = self.forward(*inputs, **options)
+        self._streams.add(self._name(), [*streams, *generators_in(vars(self).values())])
         if self._place is None:
             return found
         outputs = list(found) if isinstance(found, tuple) else [found]
@@ -227,6 +233,11 @@ class Layer:
     def __getstate__(self) -> dict[str, Any]:
         # New running averages are variables of a graph.
         return {**vars(self), "_updates": {}}
+
+    @property
+    def is_random(self) -> bool:
+        """Whether calls in training draw random numbers."""
+        return bool(self._streams)
 
     def draw_seed(self) -> int:
         """Return a new seed for a random layer."""
@@ -353,18 +364,25 @@ class Layer:
             entries[name].set_value(value.astype(entries[name].type.dtype))
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Return copies of all parameters and buffers by dotted name.
+        """Return copies of all parameters, buffers and states of random streams by dotted name.
 
-        Names and shapes are those of PyTorch's layers.
+        Names and shapes of parameters and buffers are those of PyTorch's layers. Each call of a
+        layer in training that draws random numbers, for dropout, makes a stream, and
+        ``random_state.0`` is the state of that of the first call.
         """
         return {
             f"{prefix}.{name}" if prefix else name: value
             for prefix, layer in self.modules()
-            for name, value in layer.own_state().items()
+            for name, value in (layer.own_state() | layer._streams.named_states()).items()
         }
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Set parameters and buffers to the values of :meth:`state_dict`.
+        """Set parameters, buffers and random streams to the values of :meth:`state_dict`.
+
+        A state of a random stream that the network does not have yet waits for the call that makes
+        it. If `strict` is True and the network is in training, a `DnnWarning` names the layers
+        with dropout for which the values have no such state, such as those of PyTorch. Their random
+        numbers then differ from those of the run that saved the values.
 
         Parameters
         ----------
@@ -395,7 +413,16 @@ class Layer:
             for name, shape in layer.own_shapes().items():
                 wanted[f"{prefix}.{name}" if prefix else name] = layer, name, shape
         arrays = self._without_aliases(arrays)
-        wrong = [
+        layers = dict(self.modules())
+        drawn: dict[str, dict[int, np.ndarray]] = {}
+        wrong = []
+        for name in list(arrays):
+            prefix, number = split_name(name)
+            if number is not None and prefix in layers:
+                drawn.setdefault(prefix, {})[number] = arrays.pop(name)
+                if problem := layers[prefix]._streams.problem(number, drawn[prefix][number]):
+                    wrong.append(f"{name} {problem}")
+        wrong += [
             f"{name} has shape {arrays[name].shape}, expected {shape}"
             for name, (_, _, shape) in wanted.items()
             if name in arrays and arrays[name].shape != shape
@@ -416,6 +443,16 @@ class Layer:
                 parts.setdefault(id(layer), (layer, {}))[1][own_name] = arrays[name]
         for layer, values in parts.values():
             layer.set_own_state(values)
+        for prefix, states in drawn.items():
+            layers[prefix]._streams.set(states)
+        others = [prefix for prefix, layer in layers.items() if layer.is_random and layer.training]
+        if strict and (others := [prefix for prefix in others if prefix not in drawn]):
+            warnings.warn(
+                f"{where}: there are no states of the random streams of layers {', '.join(others)},"
+                " whose dropout draws other numbers than in the run that saved the others",
+                DnnWarning,
+                stacklevel=2,
+            )
 
     def _without_aliases(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the state with first names in the place of others with the same values."""

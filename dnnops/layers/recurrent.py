@@ -108,6 +108,10 @@ class RNN(Layer):
         bound = 1 / sqrt(max(self._block.hidden_size, 1))
         self.parameter("weight", (count,), initializer or uniform(bound))
 
+    @property
+    def is_random(self) -> bool:
+        return self._block.dropout > 0 and self._block.layout.num_layers > 1
+
     def set_persist(self, persist: str | bool = True) -> RNN:
         """Select the algorithm of cuDNN; return the layer.
 

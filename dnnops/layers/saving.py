@@ -48,7 +48,8 @@ def save(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
     OSError
         If the file cannot be written.
     """
-    contiguous = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    # Not ascontiguousarray, which makes vectors of scalars.
+    contiguous = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     output.write(path, format_.save(contiguous))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from dnnops.arguments import shown
-from dnnops.errors import DnnTypeError
+from dnnops.errors import DnnTypeError, DnnWarning
 from dnnops.layers.layer import Layer
+from dnnops.layers.streams import split_name
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -56,7 +58,10 @@ def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
     if not isinstance(state, Mapping):
         raise DnnTypeError(f"from_torch: source must be a module or its state, got {shown(source)}")
     wanted = {name: value for name, value in state.items() if name.split(".")[-1] != _COUNTS}
-    net.load_state_dict(wanted, strict)
+    with warnings.catch_warnings():
+        # PyTorch stores no random states.
+        warnings.filterwarnings("ignore", r".*random streams", DnnWarning)
+        net.load_state_dict(wanted, strict)
     return net
 
 
@@ -81,7 +86,7 @@ def to_torch(net: Layer) -> dict[str, np.ndarray]:
     """
     if not isinstance(net, Layer):
         raise DnnTypeError(f"to_torch: net must be a layer, got {shown(net)}")
-    state = net.state_dict()
+    state = {name: x for name, x in net.state_dict().items() if split_name(name)[1] is None}
     # PyTorch stores a layer that occurs several times under each of its names.
     for alias, prefix in net.aliases().items():
         state |= {

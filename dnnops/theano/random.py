@@ -17,8 +17,8 @@ from pytensor.scalar import upcast
 from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.random import basic
 
-from dnnops.compat import set_default_update
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet.streams import advance
 
 __all__ = ["MRG_RandomStreams", "RandomStreams"]
 
@@ -58,7 +58,7 @@ class RandomStreams:
         """Draw from a new generator with one of PyTensor's random Ops."""
         generator = shared(self._generator(), borrow=True)
         following, draw = op(*args, rng=generator, return_next_rng=True, **kwargs)
-        set_default_update(generator, following)
+        advance(generator, following)
         self.state_updates.append((generator, following))
         draw.rng = generator
         draw.update = (generator, following)

@@ -17,7 +17,7 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import number, probability, shown
-from dnnops.compat import set_default_update, shape_inference
+from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.regularization.dropout import (
@@ -28,6 +28,7 @@ from dnnops.nnet.regularization.dropout import (
     random_words,
     state_vector,
 )
+from dnnops.nnet.streams import advance
 from dnnops.nnet.validate import (
     accumulator_dtype,
     as_tensor,
@@ -518,5 +519,5 @@ def scaled_dot_product_attention(
     next_state = drawn + pt.stack([pt.constant(0, dtype="int64"), BLOCKS * (-(-count // GROUP))])
     if own is None:
         return out, next_state
-    set_default_update(own, next_state)
+    advance(own, next_state)
     return out

@@ -29,9 +29,10 @@ from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import probability, shown
-from dnnops.compat import set_default_update, shape_inference
+from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.streams import advance
 from dnnops.nnet.validate import (
     accumulator_dtype,
     float64_scalar,
@@ -404,5 +405,5 @@ def seeded_dropout(where: str, op: Any, x: Any, p: Any, seed: Any) -> Any:
     """
     own = pytensor.shared(initial_state(where, seed), shape=(2,))
     y, _, next_state = op.make_node(x, p, own).outputs
-    set_default_update(own, next_state)
+    advance(own, next_state)
     return y

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -19,6 +18,7 @@ from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.rnn.layout import PseudoLayer, RNNLayout
 from dnnops.nnet.rnn.op import RANKS, RNNForward, check_algo, int64_variable
+from dnnops.nnet.streams import advance
 from dnnops.nnet.validate import check_int64, float_tensor, is_int, switch
 
 __all__ = ["RNNBlock"]
@@ -456,9 +456,6 @@ class RNNBlock:
         """Make a shared variable that counts calls, starting far from those made earlier."""
         first = self.dropout_seed + (len(self.dropout_states) << 40)
         state = pytensor.shared(np.array(first, dtype="int64"), name="dropout_state")
-        with warnings.catch_warnings():
-            # PyTensor deprecates default updates, but its RandomStream has no alternative either.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            state.default_update = state + np.int64(1)
+        advance(state, state + np.int64(1))
         self.dropout_states.append(state)
         return state

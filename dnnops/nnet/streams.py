@@ -1,0 +1,46 @@
+"""Random streams: shared variables that each call of a compiled function advances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from dnnops.compat import set_default_update
+
+__all__ = ["advance", "recording"]
+
+_made: ContextVar[list[Any] | None] = ContextVar("_made", default=None)
+
+
+def advance(variable: Any, update: Any) -> None:
+    """Let compiled functions advance a stream, unless they give it another update.
+
+    Parameters
+    ----------
+    variable : SharedVariable
+        State of the stream.
+    update : Variable
+        State for the next call.
+
+    Raises
+    ------
+    DnnNotSupportedError
+        If the installed PyTensor has no default updates.
+    """
+    set_default_update(variable, update)
+    made = _made.get()
+    if made is not None:
+        made.append(variable)
+
+
+@contextmanager
+def recording() -> Iterator[list[Any]]:
+    """Collect the streams that are made within the block, except in blocks within it."""
+    made: list[Any] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
