@@ -99,8 +99,9 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
                         by_value[x] = None
                     else:
                         raise DnnNotSupportedError(f"{node} reads {x} of type {x.type}")
-        _check_overwritten(node, roles)
     _run_sizes_before(order, roles)
+    for node in order:
+        _check_overwritten(node, roles)
     if len(devices) > 1:
         names = ", ".join(f"cuda{device}" for device in sorted(devices))
         raise DnnNotSupportedError(f"its arrays are on several devices: {names}")

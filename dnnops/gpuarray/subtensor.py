@@ -14,7 +14,7 @@ from pytensor.tensor.subtensor import unflatten_index_variables
 
 from dnnops.errors import DnnValueError
 from dnnops.gpuarray.deferred import DnnIndexError, check_indices
-from dnnops.gpuarray.op import MirrorOp, depends_on_values
+from dnnops.gpuarray.op import MirrorOp, depends_on_values, host_operands
 
 if TYPE_CHECKING:
     from dnnops.gpuarray.prepared.call import PreparedCall
@@ -74,6 +74,9 @@ class GpuIncSubtensor(_GpuIndexing):
 
     inplace_parameter = "inplace"
 
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return host_operands(node) & {1}
+
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         index = self.index(node, indices)
         out = self.target(x)
@@ -92,6 +95,13 @@ class _GpuAdvancedIndexing(_GpuIndexing):
     raised at the next transfer to the host.
     """
 
+    def index_numbers(self, node: Apply, first: int) -> frozenset[int]:
+        """Return the indices of operands on the host that are indices, not parts of slices.
+
+        `first` is that of the first index operand.
+        """
+        return host_operands(node) & {first + i for i in self.host_op.idx_list if type(i) is int}
+
     def checked_index(self, node: Apply, x: Any, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the index, after launching the bounds checks of its arrays."""
         index = []
@@ -108,7 +118,7 @@ class _GpuAdvancedIndexing(_GpuIndexing):
                 axis += entry.ndim
             else:
                 length = x.shape[axis]
-                if entry.ndim == 0:  # an integer, nearly always on the host
+                if isinstance(entry, np.ndarray | np.generic) and entry.ndim == 0:
                     entry = int(entry)
                     if not -length <= entry < length:
                         raise DnnIndexError(self._message(x, axis))
@@ -125,6 +135,9 @@ class _GpuAdvancedIndexing(_GpuIndexing):
 class GpuAdvancedSubtensor(_GpuAdvancedIndexing):
     """`AdvancedSubtensor` and `AdvancedSubtensor1` on the device."""
 
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return self.index_numbers(node, 1)
+
     def compute(self, node: Apply, x: Any, *indices: Any) -> Any:
         index = self.checked_index(node, x, indices)
         result = x[index]
@@ -139,6 +152,9 @@ class GpuAdvancedIncSubtensor(_GpuAdvancedIndexing):
     """
 
     inplace_parameter = "inplace"
+
+    def number_operands(self, node: Apply) -> frozenset[int]:
+        return (host_operands(node) & {1}) | self.index_numbers(node, 2)
 
     def compute(self, node: Apply, x: Any, y: Any, *indices: Any) -> Any:
         import cupy

@@ -25,6 +25,7 @@ from dnnops.capture.schedule import Role, schedule
 from dnnops.capture.vm import why_not_captured
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpuarray import GpuArrayType
+from dnnops.gpuarray.basic import GpuContiguous
 from dnnops.gpuarray.op import GpuOp
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from tests.gpuarray.graphs import rewritten
@@ -84,6 +85,13 @@ def test_bounds_of_slices():
     assert not found.numbers
 
 
+def test_starts_of_slices():
+    """As of a minibatch: only its length is part of the graph."""
+    x, i = device(None, 3), pt.lscalar()
+    _, found = scheduled([x, i], [(x[i * 10 : (i + 1) * 10] * 2).transfer("cuda")])
+    assert len(found.by_value) == len(found.numbers) == 1
+
+
 def test_a_slice_as_an_operand():
     """Its value could not be compared with that of another call."""
 
@@ -99,16 +107,31 @@ def test_a_slice_as_an_operand():
         schedule(graph, graph.toposort(), [None] * len(graph.apply_nodes))
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_length_that_the_host_would_overwrite(when):
-    """It is computed once, during the capture, so that the next call would read another value."""
-    x, number, count = device(None), device(dtype="int64"), pt.lscalar()
-    read = host_from_gpu(number) if when == "after" else count
+def overwritten_length(x, read):
+    """Return the graph of a device node, and of a host node that overwrites a length."""
     new = Elemwise(scalar_add, {0: 0})(Shape_i(0)(x), read)
-    graph = FunctionGraph([x, number, count], [new], clone=True)
-    order = graph.toposort()
+    inputs = [x, read.owner.inputs[0] if read.owner else read]
+    graph = FunctionGraph(inputs, [new, GpuContiguous()(x)], clone=True)
+    return graph, graph.toposort()
+
+
+def test_a_length_that_is_overwritten_after_the_graph():
+    """It is computed once, during the capture, so that the next call would read another value."""
+    graph, order = overwritten_length(device(None), host_from_gpu(device(dtype="int64")))
     with pytest.raises(DnnNotSupportedError, match="overwrites a result that does not change"):
         schedule(graph, order, [None] * len(order))
+
+
+def test_a_length_that_is_overwritten_before_the_graph():
+    """It is computed in each call, as what overwrites it."""
+    graph, order = overwritten_length(device(None), pt.lscalar())
+    found = schedule(graph, order, [None] * len(order))
+    roles = {type(node.op): role for node, role in zip(order, found.roles, strict=True)}
+    assert roles == {
+        Shape_i: Role.BEFORE,
+        Elemwise: Role.BEFORE,
+        GpuContiguous: Role.DEVICE,
+    }
 
 
 def test_random_numbers_of_the_host_come_first():

@@ -411,7 +411,7 @@ def test_indices_that_change_are_not_prepared(device, monkeypatch):
     f = vector_function(
         lambda x, i: [x[i : i + 2] * 2, pt.split(x, [i, 9 - i], n_splits=2)[1] + 1], i
     )
-    assert runs_from_c(f, "GpuSubtensor") == runs_from_c(f, "GpuSplit") == [False]
+    assert runs_from_c(f, "GpuWindow") == runs_from_c(f, "GpuSplit") == [False]
     monkeypatch.setattr(GpuOp, "prepared", lambda op, *operands: prepared.append(op))
     x = np.arange(9, dtype="float32")
     for n in range(7):

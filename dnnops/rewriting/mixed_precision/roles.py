@@ -53,6 +53,7 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce
 from dnnops.gpuarray.subtensor import GpuAdvancedSubtensor, GpuIncSubtensor, GpuSubtensor
 from dnnops.gpuarray.transfer import GpuCast
+from dnnops.gpuarray.windows.op import GpuSetWindow, GpuWindow
 from dnnops.nnet.rnn.op import INT_OPERANDS
 
 __all__ = [
@@ -211,12 +212,14 @@ def _reduction_role(op: Op, node: Apply) -> Role:
 @_role.register(GpuSpecifyShape)
 @_role.register(GpuSplit)
 @_role.register(GpuSubtensor)
+@_role.register(GpuWindow)
 @_role.register(CheckAndRaise)
 def _view_role(op: Op, node: Apply) -> Role:
     return Role(Kind.VIEW, (0,), tuple(range(len(node.outputs))))
 
 
 @_role.register(GpuIncSubtensor)
+@_role.register(GpuSetWindow)
 def _change_role(op: Op, node: Apply) -> Role:
     return Role(Kind.JOIN, (0, 1))
 

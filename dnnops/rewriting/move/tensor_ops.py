@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Add, Mul
+from pytensor.scalar.basic import Add, Cast, Composite, Mul, add, get_scalar_type, mul
 from pytensor.tensor import as_tensor_variable, blas
+from pytensor.tensor import constant as pt_constant
 from pytensor.tensor import subtensor as indexing
 from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, Join, Split, switch
 from pytensor.tensor.blas import BatchedDot, Dot22, Dot22Scalar, Gemm, Gemv
@@ -25,7 +27,7 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from dnnops.compat import existing
+from dnnops.compat import existing, inferred_shapes
 from dnnops.dtypes import DTYPES, FLOAT_DTYPES
 from dnnops.gpuarray.basic import (
     GpuAlloc,
@@ -40,7 +42,7 @@ from dnnops.gpuarray.basic import (
 )
 from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.elemwise import GpuElemwise
-from dnnops.gpuarray.op import MirrorOp, is_on_device
+from dnnops.gpuarray.op import MirrorOp, depends_on_values, is_on_device
 from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce, taken_apart
 from dnnops.gpuarray.subtensor import (
     GpuAdvancedIncSubtensor,
@@ -49,12 +51,14 @@ from dnnops.gpuarray.subtensor import (
     GpuSubtensor,
 )
 from dnnops.gpuarray.transfer import GpuCast
+from dnnops.gpuarray.windows.op import GpuSetWindow, GpuWindow
 from dnnops.rewriting.move.lifting import (
     LiftContext,
     LiftFunction,
     register_expansion,
     register_lifter,
 )
+from dnnops.rewriting.move.windows import windows_of
 
 # A matrix product with at least this many multiplications is worth the transfer of both operands.
 _HEAVY_PRODUCT = 2**24
@@ -80,7 +84,6 @@ def _mirror(op_class: type[MirrorOp]) -> LiftFunction:
 register_lifter(DimShuffle, operands=(0,), pulled=True)(_mirror(GpuDimShuffle))
 register_lifter(Reshape, operands=(0,), pulled=True)(_mirror(GpuReshape))
 register_lifter(SpecifyShape, operands=(0,), pulled=True)(_mirror(GpuSpecifyShape))
-register_lifter(Subtensor, operands=(0,))(_mirror(GpuSubtensor))
 register_lifter(Split, operands=(0,))(_mirror(GpuSplit))
 register_lifter(Argmax, operands=(0,))(_mirror(GpuArgmax))
 register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(node.inputs)))(
@@ -231,8 +234,25 @@ def lift_alloc_empty(node: Apply, inputs: list[Any], context: LiftContext) -> li
 
 @register_lifter(ARange, operands=(), pulled=_always)
 def lift_arange(node: Apply, inputs: list[Any], context: LiftContext) -> list[Variable]:
-    """Lift ARange."""
-    return GpuARange(node.op, context.device).make_node(*inputs).outputs
+    """Lift ARange. If its numbers change, a kernel reads them, and only the length stays here."""
+    if not depends_on_values(inputs):
+        return GpuARange(node.op, context.device).make_node(*inputs).outputs
+    ((length,),) = inferred_shapes(node.op, node, [()] * 3)
+    counter = ARange("int64")
+    numbers = [pt_constant(np.int64(0)), length, pt_constant(np.int64(1))]
+    counted = GpuARange(counter, context.device).make_node(*numbers).outputs[0]
+    return (
+        GpuElemwise(_nth(node.op.dtype, *(x.type.dtype for x in inputs[::2])))
+        .make_node(counted, inputs[0], inputs[2])
+        .outputs
+    )
+
+
+@cache
+def _nth(dtype: str, start: str, step: str) -> Composite:
+    """Return the scalar Op that computes an element of a range from its index."""
+    index, first, by = (get_scalar_type(t)() for t in ("int64", start, step))
+    return Composite([index, first, by], [Cast(get_scalar_type(dtype))(add(first, mul(index, by)))])
 
 
 # Indexing
@@ -276,20 +296,42 @@ def lift_advanced_subtensor(
     return GpuAdvancedSubtensor(node.op).make_node(x, *indices).outputs
 
 
-def _lift_change(op_class: type[MirrorOp]) -> LiftFunction:
-    def lift(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
-        device = _device_of(inputs[:2], context)
-        x = context.to_device(inputs[0], device)
+@register_lifter(Subtensor, operands=(0,))
+def lift_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+    """Lift Subtensor, with the starts of slices that change apart from their lengths."""
+    x, *indices = inputs
+    found = windows_of(x, node.op.idx_list, indices)
+    if found is None:
+        return GpuSubtensor(node.op).make_node(*inputs).outputs
+    windows, operands = found
+    return GpuWindow(windows).make_node(x, *operands).outputs
+
+
+@register_lifter(IncSubtensor, operands=(0, 1), pulled=True, convert=False)
+def lift_inc_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+    """Lift IncSubtensor as Subtensor."""
+    device = _device_of(inputs[:2], context)
+    x, indices = context.to_device(inputs[0], device), [context.to_host(i) for i in inputs[2:]]
+    found = windows_of(x, node.op.idx_list, indices)
+    if found is None:
         y = _scalar_or_device(inputs[1], context, device)
-        indices = _device_indices(inputs[2:], context, device)
-        return op_class(node.op).make_node(x, y, *indices).outputs
+        return GpuIncSubtensor(node.op).make_node(x, y, *indices).outputs
+    windows, operands = found
+    y = context.to_device(inputs[1], device)
+    set_, inplace = node.op.set_instead_of_inc, node.op.inplace
+    return GpuSetWindow(windows, set_, inplace).make_node(x, y, *operands).outputs
 
-    return lift
+
+def _lift_advanced_change(
+    node: Apply, inputs: list[Any], context: LiftContext
+) -> Sequence[Variable]:
+    device = _device_of(inputs[:2], context)
+    x = context.to_device(inputs[0], device)
+    y = _scalar_or_device(inputs[1], context, device)
+    indices = _device_indices(inputs[2:], context, device)
+    return GpuAdvancedIncSubtensor(node.op).make_node(x, y, *indices).outputs
 
 
-register_lifter(IncSubtensor, operands=(0, 1), pulled=True, convert=False)(
-    _lift_change(GpuIncSubtensor)
-)
 register_lifter(
     AdvancedIncSubtensor,
     *existing(indexing, "AdvancedIncSubtensor1"),
@@ -297,7 +339,7 @@ register_lifter(
     takes=_index_arrays(2),
     pulled=True,
     convert=False,
-)(_lift_change(GpuAdvancedIncSubtensor))
+)(_lift_advanced_change)
 
 
 # Shapes, whose results stay on the host

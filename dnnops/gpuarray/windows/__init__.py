@@ -1,0 +1,1 @@
+"""Parts of arrays whose places are read from device memory."""

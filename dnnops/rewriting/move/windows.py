@@ -1,0 +1,132 @@
+"""Move indices and slices that change from call to call to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant
+from pytensor.scalar.basic import (
+    Composite,
+    add,
+    get_scalar_type,
+    int_div,
+    lt,
+    scalar_maximum,
+    scalar_minimum,
+    sub,
+    switch,
+)
+from pytensor.tensor.basic import ScalarFromTensor
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.subtensor import unflatten_index_variables
+from pytensor.tensor.type import TensorType
+
+from dnnops.gpuarray.op import depends_on_values
+from dnnops.gpuarray.subtensor import GpuIncSubtensor
+from dnnops.gpuarray.transfer import GpuFromHost
+from dnnops.gpuarray.windows.op import GpuSetWindow, Window
+
+__all__ = ["windows_of"]
+
+
+def windows_of(
+    x: Any, idx_list: Sequence[Any], indices: Sequence[Any]
+) -> tuple[list[Window], list[Any]] | None:
+    """Return the windows of an index, and their operands.
+
+    Parameters
+    ----------
+    x : GpuArrayVariable
+        Array that is indexed.
+    idx_list : sequence
+        Pattern of the index, as that of `Subtensor`.
+    indices : sequence of Variable
+        Operands on the host that fill it in.
+
+    Returns
+    -------
+    tuple or None
+        None if the index does not depend on values, if a step does or is not positive, or if the
+        length of an axis is only known once the graph runs.
+    """
+    if not depends_on_values(indices):
+        return None
+    windows: list[Window] = []
+    operands: list[Any] = []
+    for axis, entry in enumerate(unflatten_index_variables(indices, idx_list)):
+        if not isinstance(entry, slice):
+            windows.append(Window(axis, 0))
+            operands.append(_number(entry))
+            continue
+        step = 1 if entry.step is None else _constant(entry.step)
+        if step is None or step < 1:
+            return None
+        if (entry.start, entry.stop, step) == (None, None, 1):
+            continue
+        length = _length(x, axis)
+        if length is None:
+            return None
+        windows.append(Window(axis, step))
+        operands += _start_and_length(entry.start, entry.stop, length, step)
+    return windows, operands
+
+
+def _constant(x: Any) -> int | None:
+    if isinstance(x, Constant):
+        return None if x.data is None else int(x.data)
+    return None
+
+
+def _number(x: Any) -> Any:
+    """Return an index as an int64 scalar."""
+    if isinstance(x, Constant):
+        return pt.constant(np.int64(x.data))
+    if x.owner is not None and isinstance(x.owner.op, ScalarFromTensor):
+        x = x.owner.inputs[0]
+    return pt.cast(x if isinstance(x.type, TensorType) else pt.as_tensor(x), "int64")
+
+
+def _length(x: Any, axis: int) -> Any:
+    """Return the length of an axis on the host, or None if no input of the graph has it."""
+    known = x.type.shape[axis]
+    while known is None and x.owner is not None:
+        if not isinstance(x.owner.op, GpuSetWindow | GpuIncSubtensor | GpuFromHost):
+            return None
+        x = x.owner.inputs[0]
+        known = x.type.shape[axis]
+    return Shape_i(axis)(x) if known is None else pt.constant(np.int64(known))
+
+
+def _start_and_length(start: Any, stop: Any, length: Any, step: int) -> list[Any]:
+    """Return what a slice begins with, and how many elements it has."""
+    given = [_number(x) for x in (start, stop) if x is not None]
+    results = Elemwise(_bounds(start is not None, stop is not None, step)).make_node(*given, length)
+    first, count = results.outputs if start is not None else (None, *results.outputs)
+    return [pt.constant(np.int64(0)) if first is None else first, count]
+
+
+@cache
+def _bounds(has_start: bool, has_stop: bool, step: int) -> Composite:
+    """Return the scalar Op that computes the start, if there is one, and the length of a slice."""
+    int64 = get_scalar_type("int64")
+    length = int64()
+    given = [int64() for _ in range(has_start + has_stop)]
+
+    def constant(number: int) -> Any:
+        return int64.make_constant(np.int64(number))
+
+    def within(i: Any) -> Any:
+        from_end = scalar_maximum(add(i, length), constant(0))
+        return switch(lt(i, constant(0)), from_end, scalar_minimum(i, length))
+
+    last = within(given[-1]) if has_stop else length
+    first = within(given[0]) if has_start else None
+    count = last if first is None else scalar_maximum(sub(last, first), constant(0))
+    if step > 1:
+        count = int_div(add(count, constant(step - 1)), constant(step))
+    return Composite([*given, length], [count] if first is None else [first, count])
