@@ -281,7 +281,7 @@ def test_algorithms_are_listed_and_forced():
     [
         ("forced_algorithms", "supported: "),
         ("rnn_block", "parameters of a layer: [("),
-        ("convert", "(1): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n  (2): nn.ReLU"),
+        ("convert", "(0): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n  (1): nn.ReLU"),
     ],
 )
 def test_programs_of_the_documents(name, words):

@@ -96,8 +96,8 @@ def current_device() -> int:
         return int(cupy.cuda.runtime.getDevice())
     except (ImportError, RuntimeError) as error:
         raise DnnUnavailableError(
-            f"cuDNN cannot be used: {why_no_device(error)}; without a GPU, graphs are planned with a"
-            " device_property"
+            f"cuDNN cannot be used: {why_no_device(error)}; without a GPU, graphs are planned with"
+            " a device_property"
         ) from error
 
 

@@ -58,6 +58,7 @@ from dnnops.layers.normalization import (
     SpatialDivisiveNormalization,
     VolumetricBatchNormalization,
 )
+from dnnops.layers.places import show_places
 from dnnops.layers.pooling import (
     SpatialAveragePooling,
     SpatialMaxPooling,
@@ -147,5 +148,6 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+show_places()
 # `benchmark`, `fastest` and `verbose`
 sys.modules[__name__].__class__ = WithSwitches

@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 from dnnops.arguments import is_int, shown
 from dnnops.errors import DnnTypeError
 from dnnops.layers.layer import Layer
+from dnnops.layers.places import inside
 
 __all__ = ["Concat", "Residual", "Sequential"]
 
@@ -65,8 +66,18 @@ class Container(Layer):
     def __bool__(self) -> bool:
         return True
 
+    def _call(self, number: int, *inputs: Any) -> Any:
+        """Return the result of a child; errors name it."""
+        layer = self._layers[number]
+        if isinstance(layer, Layer):
+            return layer(*inputs)
+        with inside(layer, _shown(layer), lambda _: str(number)) as call:
+            found = layer(*inputs)
+            call.mark([found], inputs)
+        return found
+
     def _lines(self, first: str) -> str:
-        lines = [first, *(f"({i}): {_shown(layer)}" for i, layer in enumerate(self._layers, 1))]
+        lines = [first, *(f"({i}): {_shown(layer)}" for i, layer in enumerate(self._layers))]
         inner = "\n".join(lines).replace("\n", "\n  ")
         return f"{self.prefix()}.{self._name()}{self.describe()} {{\n  {inner}\n}}"
 
@@ -92,13 +103,13 @@ class Sequential(Container):
 
     def forward(self, *inputs: Any) -> Any:
         """Return the result of the last layer; the first takes all `inputs`."""
-        for layer in self._layers:
-            inputs = (layer(*inputs),)
+        for number in range(len(self)):
+            inputs = (self._call(number, *inputs),)
         (out,) = inputs
         return out
 
     def __repr__(self) -> str:
-        steps = " -> ".join(["input", *(f"({i + 1})" for i in range(len(self))), "output"])
+        steps = " -> ".join(["input", *(f"({i})" for i in range(len(self))), "output"])
         return self._lines(f"[{steps}]")
 
 
@@ -125,7 +136,7 @@ class Concat(Container):
         super().__init__(*layers)
 
     def forward(self, x: Any) -> Any:
-        return pt.concatenate([layer(x) for layer in self._layers], axis=self.axis)
+        return pt.concatenate([self._call(i, x) for i in range(len(self))], axis=self.axis)
 
     def describe(self) -> str:
         return f"({self.axis})"

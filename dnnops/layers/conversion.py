@@ -98,9 +98,9 @@ def convert(net: T, library: Library, exclude: Callable[[Any], Any] | None = Non
     >>> net = Sequential(SpatialConvolution(3, 96, 11, 11, 3, 3), ReLU())
     >>> print(convert(net, "cudnn", lambda layer: "ReLU" in type(layer).__name__))
     nn.Sequential {
-      [input -> (1) -> (2) -> output]
-      (1): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)
-      (2): nn.ReLU
+      [input -> (0) -> (1) -> output]
+      (0): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)
+      (1): nn.ReLU
     }
     """
     where = "convert"

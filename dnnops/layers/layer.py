@@ -15,7 +15,7 @@ from pytensor.graph.basic import Variable
 from dnnops.arguments import host_array, shown, switch
 from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
-from dnnops.layers import saving
+from dnnops.layers import places, saving
 from dnnops.layers.initializers import Initializer, generator
 from dnnops.layers.streams import Streams, generators_in, split_name
 from dnnops.nnet.streams import recording
@@ -107,6 +107,20 @@ class Layer:
         DnnTypeError
             If the layer is one of dnnops with parameters, and an input is of another dtype.
         """
+        with places.inside(self, f"{self._name()}{self.describe()}", self._place_in) as call:
+            found = self._called(inputs, options)
+            results = found if isinstance(found, tuple) else (found,)
+            call.mark(results, (*inputs, *options.values()))
+        return found
+
+    def _place_in(self, around: Any) -> str | None:
+        """Return the name of this layer among the children of another one."""
+        if not isinstance(around, Layer):
+            return None
+        return next((name for name, child in around.children() if child is self), None)
+
+    def _called(self, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Check the inputs, and return the result in the layer's library."""
         if self.takes_own_dtype and self._parameters:
             for x in inputs:
                 dtype = getattr(getattr(x, "type", None), "dtype", self.dtype)

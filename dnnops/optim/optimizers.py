@@ -57,8 +57,8 @@ def sgd(
     DnnTypeError
         If an argument has the wrong type.
     DnnValueError
-        If a number is out of bounds, a parameter is given twice, or the number of gradients is
-        wrong.
+        If a number is out of bounds, a parameter is given twice, the loss does not depend on one,
+        or the number of gradients is wrong.
 
     Notes
     -----

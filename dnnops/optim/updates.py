@@ -9,6 +9,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import DisconnectedInputError
 from pytensor.graph.basic import Variable
 
 from dnnops.arguments import host_array, number, shown
@@ -241,7 +242,11 @@ def _gradients(where: str, loss: Any, parameters: dict[str, Any]) -> list[Any]:
             raise DnnTypeError(
                 f"{where}: the loss must be a scalar, got {loss.type}; take its mean or sum"
             )
-        gradients: Any = pytensor.grad(loss, list(parameters.values()))
+        variables = list(parameters.values())
+        try:
+            gradients: Any = pytensor.grad(loss, variables)
+        except DisconnectedInputError as error:
+            raise DnnValueError(_unused(where, loss, parameters)) from error
         return list(gradients)
     if not isinstance(loss, Sequence):
         raise DnnTypeError(
@@ -258,6 +263,18 @@ def _gradients(where: str, loss: Any, parameters: dict[str, Any]) -> list[Any]:
                 f"{parameter.type.ndim} dimensions, got {shown(gradient)}"
             )
     return list(loss)
+
+
+def _unused(where: str, loss: Any, parameters: dict[str, Any]) -> str:
+    """Return an error message that names the parameters without a gradient."""
+    found: Any = pytensor.grad(
+        loss, list(parameters.values()), disconnected_inputs="ignore", return_disconnected="None"
+    )
+    names = [name for name, g in zip(parameters, found, strict=True) if g is None]
+    return (
+        f"{where}: the loss does not depend on {', '.join(names)} of the parameters, so that they "
+        "have no gradients; use them, or leave them out"
+    )
 
 
 def clip_by_norm(gradients: list[Any] | tuple[Any, ...], max_norm: Any) -> list[Any]:

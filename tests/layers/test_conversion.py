@@ -49,16 +49,16 @@ def is_relu(layer) -> bool:
 def test_the_examples_of_cudnn_torch():
     assert repr(layers.convert(network(), "cudnn")) == (
         "nn.Sequential {\n"
-        "  [input -> (1) -> (2) -> output]\n"
-        "  (1): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
-        "  (2): cudnn.ReLU\n"
+        "  [input -> (0) -> (1) -> output]\n"
+        "  (0): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
+        "  (1): cudnn.ReLU\n"
         "}"
     )
     assert repr(layers.convert(network(), "cudnn", is_relu)) == (
         "nn.Sequential {\n"
-        "  [input -> (1) -> (2) -> output]\n"
-        "  (1): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
-        "  (2): nn.ReLU\n"
+        "  [input -> (0) -> (1) -> output]\n"
+        "  (0): cudnn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
+        "  (1): nn.ReLU\n"
         "}"
     )
 

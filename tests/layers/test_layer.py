@@ -49,9 +49,9 @@ def test_the_text_of_cudnn_torch():
     net.add(layers.SpatialConvolution(3, 96, 11, 11, 3, 3)).add(layers.ReLU())
     assert repr(net) == (
         "nn.Sequential {\n"
-        "  [input -> (1) -> (2) -> output]\n"
-        "  (1): nn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
-        "  (2): nn.ReLU\n"
+        "  [input -> (0) -> (1) -> output]\n"
+        "  (0): nn.SpatialConvolution(3 -> 96, 11x11, 3,3)\n"
+        "  (1): nn.ReLU\n"
         "}"
     )
 
@@ -77,11 +77,11 @@ def test_the_text_of_cudnn_torch():
         (layers.LayerNorm((3, 4)), "LayerNorm(3x4)"),
         (
             layers.Residual(nnet.relu, shortcut=layers.Tanh()),
-            "Residual {\n  [input -> (1) -> output]\n  (1): relu\n  (shortcut): nn.Tanh\n}",
+            "Residual {\n  [input -> (0) -> output]\n  (0): relu\n  (shortcut): nn.Tanh\n}",
         ),
         (
             layers.Concat(1, layers.Tanh()),
-            "Concat(1) {\n  [input -> each -> joined]\n  (1): nn.Tanh\n}",
+            "Concat(1) {\n  [input -> each -> joined]\n  (0): nn.Tanh\n}",
         ),
     ],
     ids=str,

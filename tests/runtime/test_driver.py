@@ -27,9 +27,9 @@ def test_without_cupy(monkeypatch: pytest.MonkeyPatch, version, has_device: bool
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(driver, "driver_cuda_version", lambda: version)
     monkeypatch.setattr(driver, "has_nvidia_device", lambda: has_device)
-    with pytest.raises(DnnUnavailableError, match=f"cuda1 cannot be used: {message}") as caught:
-        with on_device(1):
-            pass
+    message = f"cuda1 cannot be used: {message}"
+    with pytest.raises(DnnUnavailableError, match=message) as caught, on_device(1):
+        pass
     assert ("CuPy" in str(caught.value)) == (version is not None)
     assert "python -m dnnops doctor" in str(caught.value)
 
@@ -45,7 +45,7 @@ def test_a_mode_that_needs_a_gpu():
     x = pt.fvector("x")
     if driver.driver_cuda_version() is not None:
         pytest.skip("there is a driver")
-    with pytest.raises(DnnUnavailableError, match="there is no NVIDIA GPU|driver is not"):
+    with pytest.raises(DnnUnavailableError, match=r"there is no NVIDIA GPU|driver is not"):
         pytensor.function([x], x + 1, mode="CUDNN")
     assert not dnnops.dnn_available()
     assert "CuPy" not in dnnops.dnn_available.msg
