@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pytensor import config
+from pytensor.compile.maker import FunctionMaker
 from pytensor.compile.mode import (
     _CACHED_RUNTIME_MODES,
     OPT_FAST_RUN,
@@ -33,6 +35,7 @@ from dnnops.gpuarray.op import is_on_device
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
+from dnnops.runtime.serial import SerialFunction
 
 __all__ = [
     "CapturingLinker",
@@ -130,7 +133,8 @@ class CapturingLinker(ParallelVMLinker):
 class DnnMode(Mode):
     """Mode that runs graphs with cuDNN if there is a GPU, else with oneDNN; registered as ``DNN``.
 
-    The linker is PyTensor's CVM, which runs emitted C. PyTensor's flags ``optimizer_including``,
+    The linker is PyTensor's CVM, which runs emitted C. If several threads call one function, their
+    calls run one after the other. PyTensor's flags ``optimizer_including``,
     ``optimizer_excluding`` and ``optimizer_requiring`` apply.
 
     Parameters
@@ -149,6 +153,11 @@ class DnnMode(Mode):
         db: Any = None,
     ):
         super().__init__(linker or CapturingLinker(use_cloop=True), optimizer, db)
+
+    @property
+    def function_maker(self) -> Any:
+        """What compiles functions: their calls wait for each other."""
+        return partial(FunctionMaker, function_class=SerialFunction)
 
     @property
     def optimizer(self) -> GraphRewriter:

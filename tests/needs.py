@@ -120,6 +120,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "nvrtc": _nvrtc,
     "ml_dtypes": _packages("ml_dtypes"),
     "pymc": _packages("pymc"),
+    "fastapi": _packages("fastapi", "httpx"),
     "pynvml": _packages("pynvml"),
     "torch": _packages("torch"),
     "jax": _packages("jax"),

@@ -85,9 +85,31 @@ def test_recurrent_network_learns():
     assert costs[-1] < costs[0] / 10
 
 
+SERVICE = """
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from fastapi.testclient import TestClient
+from examples.serving import app, predict
+client = TestClient(app)
+rows = np.random.default_rng(0).standard_normal((60, 2, 4)).astype("float32")
+def ask(x):
+    return client.post("/predict", json={"rows": x.tolist()}).json()
+with ThreadPoolExecutor(6) as pool:
+    answers = list(pool.map(ask, rows))
+wrong = sum(not np.allclose(answer, predict(x)) for x, answer in zip(rows, answers))
+print("wrong", wrong, "of", len(answers))
+"""
+
+
 def test_the_readmes_program_runs():
     (program,) = blocks(r"\.\. code-block:: python")
     run("-c", program)
+
+
+@pytest.mark.needs("fastapi")
+def test_a_service_answers_its_threads():
+    printed = run("-c", SERVICE)
+    assert printed.split() == ["wrong", "0", "of", "60"]
 
 
 @pytest.mark.slow
