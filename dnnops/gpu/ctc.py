@@ -8,24 +8,28 @@ import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply
 
+import dnnops.gpu.deferred  # noqa: F401  registers what C code calls
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpuarray.op import is_on_device
-from dnnops.gpuarray.transfer import host_from_gpu
+from dnnops.gpuarray.transfer import host_from_gpu, to_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.loss.ctc import CTC, integer_tensor
 from dnnops.nnet.validate import named_operands, switch
-from dnnops.runtime.implementations import implements
+from dnnops.runtime.implementations import BuildContext, implements
 
 __all__ = ["GpuCTC", "GpuCTCBase", "GpuDnnCTC"]
+
+#: Dtypes of labels and lengths that kernels read.
+_INTEGERS = ("int32", "int64")
 
 
 class GpuCTCBase(CudnnOp, CTC):
     """Base class of the CTC Ops on a GPU, with the operands of `CTC`.
 
     Activations and results are on the device. Labels and lengths are on the host, which checks them
-    before anything runs; if they are device variables, they are transferred to the host.
+    before anything runs.
     """
 
     function = "dnnops_cudnn_ctc"
@@ -33,6 +37,8 @@ class GpuCTCBase(CudnnOp, CTC):
     abstract_class = CTC
     #: ``Implementation`` in ``ctc.cpp``.
     implementation: ClassVar[int]
+    #: Whether labels and lengths are on the device.
+    labels_on_device = False
 
     def make_node(self, *inputs: Any) -> Apply:
         name = type(self).__name__
@@ -43,8 +49,13 @@ class GpuCTCBase(CudnnOp, CTC):
         (activations,) = device_operands(name, 3, activations=given.pop("activations"))
         operands = [activations]
         for operand, x in given.items():
-            host = host_from_gpu(x) if is_on_device(x) else x
-            operands.append(integer_tensor(name, operand, host, 2 if operand == "labels" else 1))
+            ndim, device = 2 if operand == "labels" else 1, activations.type.device
+            if not (self.labels_on_device and is_on_device(x) and x.type.dtype in _INTEGERS):
+                x = host_from_gpu(x) if is_on_device(x) else x
+                x = integer_tensor(name, operand, x, ndim)
+            elif x.type.ndim != ndim:
+                raise DnnTypeError(f"{name}: {operand} must have {ndim} dimensions, got {x.type}")
+            operands.append(to_device(x, device) if self.labels_on_device else x)
         batch = self.check_shapes([x.type.shape for x in operands])
         type_ = activations.type
         steps, _, classes = type_.shape
@@ -55,7 +66,8 @@ class GpuCTCBase(CudnnOp, CTC):
         return Apply(self, operands, outputs)
 
     def parameters(self) -> list[int]:
-        return [int(self.with_label_lengths), int(self.with_gradients), self.implementation]
+        given = self.with_label_lengths, self.with_gradients
+        return [*map(int, given), self.implementation, int(self.labels_on_device)]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
         rest: list[Any] = [disconnected_type() for _ in inputs[1:]]
@@ -80,7 +92,11 @@ class GpuCTCBase(CudnnOp, CTC):
         return [along, *(self._no_second_derivative(inputs) for _ in outputs[1:])]
 
 
-@implements(CTC, on=GPU_KERNELS, operands=(0,))
+def _every_operand(node: Apply) -> range:
+    return range(len(node.inputs))
+
+
+@implements(CTC, on=GPU_KERNELS, operands=_every_operand)
 class GpuCTC(GpuCTCBase):
     """`CTC` with dnnops kernels, called as ``GpuCTC()(activations, labels, input_lengths)``.
 
@@ -91,13 +107,35 @@ class GpuCTC(GpuCTCBase):
     ----------
     with_gradients, with_label_lengths : bool
         See `CTC`.
+    labels_on_device : bool
+        Whether labels and lengths are on the device, as when `CTC` moves to a GPU. Such nodes can
+        be part of a CUDA graph. A kernel checks the labels: if one does not fit, its cost is NaN
+        and its gradient 0, and the next transfer to the host raises an error. Memory is allocated
+        for labels that fill all columns, and sequences that fill all steps.
     """
 
+    __props__ = ("with_gradients", "with_label_lengths", "labels_on_device")
     implementation = 2
+
+    def __init__(
+        self,
+        with_gradients: bool = True,
+        with_label_lengths: bool = False,
+        labels_on_device: bool = False,
+    ):
+        super().__init__(with_gradients, with_label_lengths)
+        self.labels_on_device = switch(type(self).__name__, "labels_on_device", labels_on_device)
+
+    @classmethod
+    def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Any]:
+        made = cls(op.with_gradients, op.with_label_lengths, labels_on_device=True)
+        return list(made.make_node(*inputs).outputs)
 
 
 class GpuDnnCTC(GpuCTCBase):
     """`CTC` on cuDNN, for float32 activations and labels of 1 to 255 symbols.
+
+    Labels and lengths that are device variables are transferred to the host.
 
     Parameters
     ----------

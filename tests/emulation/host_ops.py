@@ -130,8 +130,13 @@ class HostOp:
             "-ldl",
         )
         self._library.dnnops_last_error.restype = ctypes.c_char_p
+        self._library.take_report.restype = ctypes.c_char_p
         assert self._library.use_kernels(str(folder / "kernels.so").encode()) == 0
         self._function = f"dnnops_cudnn_{name}"
+
+    def reported(self) -> str:
+        """Return the error that a kernel has reported since the last call, or an empty string."""
+        return (self._library.take_report() or b"").decode()
 
     def _call(self, suffix: str, *arguments: Any) -> None:
         status = getattr(self._library, self._function + suffix)(*arguments)

@@ -4,7 +4,10 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <vector>
 
+#include "gpu/base/deferred.hpp"
 #include "gpu/kernels/kernel_loader.hpp"
 
 extern "C" {
@@ -34,10 +37,22 @@ namespace {
 constexpr int64_t GUARD = 4096;
 constexpr unsigned MOST_THREADS = 1024, MOST_SHARED = 227 * 1024;
 void *kernels = nullptr;
+// What kernels have reported, and the messages of the numbers that they write.
+int reported = 0;
+std::vector<std::string> messages;
 
 }  // namespace
 
 bool process_is_ending = false;
+
+ErrorFlag error_flag(const std::string &message) {
+  size_t number = 0;
+  while (number < messages.size() && messages[number] != message) ++number;
+  if (number == messages.size()) messages.push_back(message);
+  ErrorFlag flag;
+  flag.address = &reported, flag.number = number + 1;
+  return flag;
+}
 
 bool is_capturing(void *) { return false; }
 
@@ -86,4 +101,11 @@ void launch_kernel(const Kernel &kernel, unsigned blocks, unsigned threads, unsi
 extern "C" int use_kernels(const char *path) {
   dnnops::kernels = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   return dnnops::kernels ? 0 : 1;
+}
+
+// The message of the error that a kernel has reported since the last call, or null.
+extern "C" const char *take_report() {
+  const int number = dnnops::reported;
+  dnnops::reported = 0;
+  return number ? dnnops::messages[number - 1].c_str() : nullptr;
 }

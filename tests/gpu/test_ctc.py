@@ -10,10 +10,12 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops import dnn, nnet
+from dnnops.capture.schedule import schedule
 from dnnops.dtypes import DTYPE_CODES, numpy_dtype
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.gpu.ctc import GpuCTC, GpuDnnCTC
 from dnnops.gpu.kernels import kernel_source
+from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.loss.ctc import CTC
 from tests.emulation.host_ops import HostOp
@@ -21,6 +23,7 @@ from tests.emulation.nvrtc import compile_cuda
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.compiled import check_module
 from tests.gpu.device import DTYPES, apply_all, host, on_gpu, poison, restrided, rounded
+from tests.gpuarray.graphs import ops, rewritten
 from tests.needs import require
 from tests.nnet.loss.ctc_cases import Case, cases
 from tests.nnet.loss.test_ctc import BAD_VALUES, FOUR, LABELS, X, run
@@ -75,7 +78,14 @@ def describe(op, arrays):
 # -- without a GPU -------------------------------------------------------------------------
 
 
-KERNELS = ("ctc_normalizers", "ctc_first_half", "ctc_second_half", "ctc_gradients", "ctc_certain")
+KERNELS = (
+    "ctc_labels",
+    "ctc_normalizers",
+    "ctc_first_half",
+    "ctc_second_half",
+    "ctc_gradients",
+    "ctc_certain",
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +103,12 @@ def check_host(on_host, dtype, arrays, given=False):
     compare(results, expected, dtype, describe("GpuCTC", arrays[:4]))
     (alone,) = on_host.run(GpuCTC(False, given), *operands)
     np.testing.assert_array_equal(alone, results[0])
+    # A kernel reads labels and lengths of either dtype.
+    wide = [array.astype("int64" if len(x) % 2 else "int32") for array in operands[1:]]
+    found = on_host.run(GpuCTC(True, given, labels_on_device=True), operands[0], *wide)
+    assert not on_host.reported()
+    for got, wanted in zip(found, results, strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.needs("cudnn")
@@ -124,6 +140,48 @@ def special_activations():
 def test_special_values_on_the_host(on_host):
     x, lengths = special_activations()
     check_host(on_host, "float32", (x, SPECIAL_LABELS, lengths))
+
+
+@pytest.mark.needs("cudnn")
+@pytest.mark.parametrize("name", [name for name in BAD_VALUES if name != "no classes"])
+def test_values_that_do_not_fit_on_the_device(on_host, name):
+    """The others of the batch keep their costs; the next transfer to the host raises an error."""
+    (x, *integers), message = BAD_VALUES[name]
+    integers = [np.asarray(array, "int64") for array in integers]
+    op = GpuCTC(with_label_lengths=len(integers) > 2, labels_on_device=True)
+    costs, gradients = on_host.run(op, np.asarray(x, "float32"), *integers)
+    assert on_host.reported().startswith("CTC: ")
+    assert not on_host.reported()
+    is_wrong = np.isnan(costs)
+    assert 0 < is_wrong.sum() < len(costs) or len(costs) == 1, message
+    assert not gradients[:, is_wrong].any()
+    assert np.isfinite(gradients).all()
+
+
+@pytest.mark.parametrize("place", ["on the device", "on the host"])
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_labels_are_part_of_a_captured_graph(place, dtype):
+    """Nothing is transferred if they are on the device, and they are uploaded if not."""
+    w, x = GpuArrayType("float32", (5, 4))(), GpuArrayType("float32", (None, None, 5))()
+    integers = [
+        GpuArrayType(dtype, (None,) * n)()
+        if place == "on the device"
+        else pt.tensor(dtype=dtype, shape=(None,) * n)
+        for n in (2, 1, 1)
+    ]
+    hosts = [pt.as_tensor_variable(v) for v in integers]
+    loss = nnet.ctc(pt.as_tensor_variable(x) @ pt.as_tensor_variable(w), *hosts).mean()
+    new = (w - np.float32(0.1) * pytensor.grad(loss, w)).transfer("cuda")
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        mode = pytensor.compile.get_mode("CUDNN")
+        graph = rewritten([w, x, *integers], [loss.transfer("cuda"), new], mode)
+    order = graph.toposort()
+    found = schedule(graph, order, [None] * len(order))
+    assert found.by_value == ()
+    assert ops(graph).count("GpuFromHost") == (0 if place == "on the device" else 3)
+    assert "HostFromGpu" not in ops(graph)
+    (node,) = [n for n in order if isinstance(n.op, GpuCTC)]
+    assert all(is_on_device(v) for v in node.inputs)
 
 
 @pytest.mark.needs("nvrtc")
@@ -373,6 +431,41 @@ def test_a_captured_graph_is_refused():
                 apply_all(GpuCTC(), x, LABELS, FOUR)
         finally:
             stream.end_capture()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["on the device", "on the host"])
+def test_a_captured_step(place):
+    """Labels and lengths that change are read by each replay, and errors come with a result."""
+    dtypes = {"labels": "int32", "steps": "int64", "symbols": "int64"}
+    integers = [
+        GpuArrayType(dtype, (None,) * n)() if place == "on the device"
+        else pt.tensor(dtype=dtype, shape=(None,) * n)
+        for dtype, n in zip(dtypes.values(), (2, 1, 1), strict=True)
+    ]  # fmt: skip
+    x = GpuArrayType("float32", (None,) * 3)()
+    costs = nnet.ctc(pt.as_tensor_variable(x), *(pt.as_tensor_variable(v) for v in integers))
+    outputs = [costs, pytensor.grad(costs.sum(), x)]
+    f = pytensor.function([x, *integers], outputs, mode="CUDNN")
+    to = on_gpu if place == "on the device" else lambda value, dtype: value.astype(dtype)
+
+    def step(*arrays):
+        return [np.asarray(z.get() if hasattr(z, "get") else z, "float64") for z in f(*arrays)]
+
+    for seed in range(6):
+        arrays = Case(30, 5, 12, 9, seed).arrays()
+        given = [to(v, t) for v, t in zip(arrays[1:], dtypes.values(), strict=True)]
+        found = step(on_gpu(arrays[0], "float32"), *given)
+        expected = run(CTC(True, True), rounded(arrays[0], "float32"), *arrays[1:])
+        compare(found, expected, "float32", f"seed {seed}")
+    # One more capture if the arrays on the device that were read in place have moved.
+    assert f.vm.captures <= 2
+    assert f.vm.reason == ""
+    wrong = arrays[1].copy()
+    wrong[:, 0] = 12
+    with pytest.raises(IndexError, match="symbol outside the alphabet"):
+        step(on_gpu(arrays[0], "float32"), to(wrong, "int32"), *given[1:])
+    step(on_gpu(arrays[0], "float32"), *given)
 
 
 @pytest.mark.gpu

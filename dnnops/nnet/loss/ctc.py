@@ -322,6 +322,9 @@ def ctc(
         range, a label contains a symbol outside the alphabet, or a sequence is too short for its
         label. A label needs one step per symbol, and one more for the blank between two equal
         symbols.
+    DnnIndexError
+        On a GPU, for such values, at the next transfer to the host. The cost of the sequence is NaN
+        there, and its gradient is 0.
 
     Notes
     -----

@@ -7,6 +7,7 @@
 
 #include "ctc_params.hpp"
 #include "../kernels/kernel_loader.hpp"
+#include "../base/deferred.hpp"
 #include "../base/tensor.hpp"
 
 namespace dnnops {
@@ -15,9 +16,9 @@ namespace {
 
 enum Implementation { DETERMINISTIC = 0, NON_DETERMINISTIC = 1, KERNELS = 2 };  // the first two: cudnnCTCLossAlgo_t
 
-// Labels and lengths are in host memory.
+// Labels and lengths are in host memory, or on the device for the dnnops kernels.
 struct Params : CtcWords {
-  int64_t implementation;
+  int64_t implementation, labels_on_device;
   const char *op() const { return implementation == KERNELS ? "GpuCTC" : "GpuDnnCTC"; }
 };
 
@@ -93,8 +94,30 @@ std::string dtype_option(int64_t dtype) { return "-DDTYPE=" + std::to_string(dty
 constexpr int64_t SHARED_PLACES = 2048;
 constexpr unsigned ROW_THREADS = 128, MOST_THREADS = 1024;
 
-void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tensor &activations, void *costs,
-                 void *gradients) {
+CtcIntegers integers_of(const dnnops_tensor &tensor) { return {tensor.data, tensor.dtype == DNNOPS_INT64}; }
+
+// What ctc_labels reads, and how it reports errors.
+void set_operands(CtcParams &params, const dnnops_tensor *inputs, bool has_label_lengths) {
+  params.labels = integers_of(inputs[1]);
+  params.input_lengths = integers_of(inputs[2]);
+  if (has_label_lengths) params.label_lengths = integers_of(inputs[3]);
+  params.columns = inputs[1].shape[1];
+  const char *const wrong[CTC_ERRORS] = {
+      "an entry of input_lengths is not in 0 to the number of steps that activations have",
+      "an entry of label_lengths is not in 0 to the number of columns that labels have",
+      "a label has a symbol outside the alphabet, which the classes of activations but 0, the blank, are",
+      "a label has more symbols, with a step between equal ones, than its entry of input_lengths has steps"};
+  for (int i = 0; i < CTC_ERRORS; ++i) {
+    const ErrorFlag flag = error_flag(std::string("CTC: ") + wrong[i]);
+    params.flag = static_cast<int *>(flag.address);
+    params.errors[i] = static_cast<int>(flag.number);
+  }
+}
+
+// `batch` is null if labels and lengths are on the device.
+void run_kernels(const Handle &handle, const CtcBatch *batch, const dnnops_tensor *inputs, bool has_label_lengths,
+                 void *costs, void *gradients) {
+  const dnnops_tensor &activations = inputs[0];
   CtcParams params = {};
   params.activations = activations.data;
   params.costs = costs;
@@ -102,26 +125,38 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
   params.all_steps = activations.shape[0];
   params.batch = activations.shape[1];
   params.classes = activations.shape[2];
-  params.steps = batch.most_steps;
-  params.places = 2 * batch.longest_label + 1;
+  // On the device, only the host's bounds of both are known.
+  params.steps = batch ? batch->most_steps : params.all_steps;
+  params.places = 2 * (batch ? batch->longest_label : inputs[1].shape[1]) + 1;
 
   Integers integers;
-  const int64_t lengths = integers.add(batch.steps), begins = integers.add(batch.begins),
-                symbols = integers.add(batch.symbols), links = integers.add(links_of(batch, params.classes));
+  int64_t lengths = 0, begins = 0, ends = 0, symbols = 0, links = 0, integer_bytes = 0;
+  if (batch) {
+    lengths = integers.add(batch->steps), begins = integers.add(batch->begins), ends = begins + 1;
+    symbols = integers.add(batch->symbols), links = integers.add(links_of(*batch, params.classes));
+    integer_bytes = integers.bytes();
+  } else {
+    const int64_t padded = params.batch * inputs[1].shape[1];
+    if (padded > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "labels must have less than 2**31 entries");
+    begins = params.batch, ends = 2 * params.batch, symbols = 3 * params.batch, links = symbols + padded;
+    integer_bytes = (links + padded) * sizeof(int);
+    set_operands(params, inputs, has_label_lengths);
+  }
   const int64_t item = sizeof(double), rows_of_steps = params.batch * params.steps;
   const bool shared_rows = params.places <= SHARED_PLACES;
   Parts parts;
-  const int64_t at_integers = parts.add(integers.bytes()), at_normalizers = parts.add(rows_of_steps * item),
+  const int64_t at_integers = parts.add(integer_bytes), at_normalizers = parts.add(rows_of_steps * item),
                 at_middles = parts.add(2 * params.batch * params.places * item),
                 at_passes = parts.add(gradients ? rows_of_steps * params.places * item : 0),
                 at_rows = parts.add(shared_rows ? 0 : 4 * params.batch * params.places * item),
                 at_totals = parts.add(params.batch * item);
   const Workspace workspace(*handle.arena, parts.size());
   char *const memory = static_cast<char *>(workspace.pointer());
-  const int *const given = reinterpret_cast<int *>(memory + at_integers);
+  int *const given = reinterpret_cast<int *>(memory + at_integers);
   const auto doubles = [&](int64_t at) { return reinterpret_cast<double *>(memory + at); };
   params.lengths = given + lengths;
   params.begins = given + begins;
+  params.ends = given + ends;
   params.symbols = given + symbols;
   params.links = given + links;
   params.normalizers = doubles(at_normalizers);
@@ -141,7 +176,10 @@ void run_kernels(const Handle &handle, const CtcBatch &batch, const dnnops_tenso
   };
   const unsigned threads = power_of_two(params.places, 32, MOST_THREADS);
   const int64_t rows_bytes = shared_rows ? 2 * params.places * item : 0, all_rows = params.all_steps * params.batch;
-  integers.copy_to(memory + at_integers, handle.stream);
+  if (batch)
+    integers.copy_to(memory + at_integers, handle.stream);
+  else
+    launch(load("ctc_labels"), params.batch, ROW_THREADS, ROW_THREADS * item);
   launch(normalizers, (params.steps * params.batch * params.lanes + ROW_THREADS - 1) / ROW_THREADS, ROW_THREADS,
          ROW_THREADS * item);
   launch(first, 2 * params.batch, threads, rows_bytes);
@@ -208,20 +246,27 @@ void run_cudnn(const Handle &handle, int algo, const CtcBatch &batch, const dnno
 
 void run(const OpCall<Params> &call) {
   const Params &params = call.params;
-  const CtcBatch batch(params, call.inputs);
   const dnnops_tensor &activations = call.inputs[0], *outputs = call.outputs;
   const int64_t count = activations.shape[1];
+  void *const costs = outputs[0].data, *const gradients = params.has_gradients ? outputs[1].data : nullptr;
+  if (params.labels_on_device) {
+    if (count == 0) return;
+    const DeviceGuard device(call.context.device);
+    const Handle &handle = handle_for(call.context.device, call.context.stream);
+    run_kernels(handle, nullptr, call.inputs, params.has_label_lengths, costs, gradients);
+    return;
+  }
+  const CtcBatch batch(params, call.inputs);
   if (count == 0) return;
   const bool has_steps = activations.shape[0] > 0, by_cudnn = params.implementation != KERNELS;
   if (by_cudnn && has_steps) check_for_cudnn(batch);
-  void *const costs = outputs[0].data, *const gradients = params.has_gradients ? outputs[1].data : nullptr;
   const DeviceGuard device(call.context.device);
   const Handle &handle = handle_for(call.context.device, call.context.stream);
   // A replay would copy from the address of this call's labels.
   if (is_capturing(handle.stream))
     fail(DNNOPS_NOT_SUPPORTED, "labels and lengths are in host memory, which a CUDA graph cannot copy them from");
   if (!by_cudnn) {
-    run_kernels(handle, batch, activations, costs, gradients);
+    run_kernels(handle, &batch, call.inputs, params.has_label_lengths, costs, gradients);
   } else if (!has_steps) {
     DNNOPS_CHECK(cudaMemsetAsync(costs, 0, count * sizeof(float), static_cast<cudaStream_t>(handle.stream)));
   } else {

@@ -48,6 +48,58 @@ DEVICE double top_of_lanes(double *slots, double value, int lane, int lanes) {
   return top;
 }
 
+DEVICE long long integer_at(const CtcIntegers &of, long long i) {
+  return of.is_wide ? static_cast<const long long *>(of.data)[i] : static_cast<const int *>(of.data)[i];
+}
+
+// Checks one label on the device, and removes its padding. If it is refused, an error is reported, its cost becomes
+// NaN and its gradient 0.
+KERNEL void ctc_labels(GRID_CONSTANT const CtcParams p) {
+  wait_for_stream();
+  double *const slots = shared_doubles();
+  const long long n = blockIdx.x, begin = n * p.columns;
+  const int lane = threadIdx.x, lanes = blockDim.x;
+  const bool has_lengths = p.label_lengths.data;
+  const long long steps = integer_at(p.input_lengths, n);
+  const long long given = has_lengths ? integer_at(p.label_lengths, n) : p.columns;
+  const auto symbol_at = [&](long long k) { return integer_at(p.labels, begin + k); };
+  int error = CTC_ERRORS;
+  if (steps < 0 || steps > p.all_steps)
+    error = CTC_STEPS;
+  else if (given < 0 || given > p.columns)
+    error = CTC_LABEL_LENGTH;
+  const int columns = error == CTC_ERRORS ? (int)given : 0;
+  double kept = 0, bad = 0, repeats = 0;
+  for (int k = lane; k < columns; k += lanes) {
+    const long long symbol = symbol_at(k);
+    if (symbol < 0 && !has_lengths) continue;
+    if (symbol < 1 || symbol >= p.classes) bad = 1;
+    int place = k;
+    if (!has_lengths)
+      for (int before = place = 0; before < k; ++before) place += symbol_at(before) >= 0;
+    p.symbols[begin + place] = (int)symbol;
+    ++kept;
+  }
+  const int count = (int)sum_of_lanes(slots, kept, lane, lanes);  // after this, all symbols are written
+  if (top_of_lanes(slots, bad, lane, lanes) > 0) error = CTC_SYMBOL;
+  const int *const symbols = p.symbols + begin;
+  for (int i = lane; i < count; i += lanes) {
+    int next = i + 1, former = i - 1;
+    while (next < count && symbols[next] != symbols[i]) ++next;
+    while (former >= 0 && symbols[former] != symbols[i]) --former;
+    p.links[begin + i] = (next < count ? 2 * (next - i) : 0) + (former >= 0);
+    repeats += i && symbols[i] == symbols[i - 1];
+  }
+  const long long least = count + (long long)sum_of_lanes(slots, repeats, lane, lanes);
+  if (error == CTC_ERRORS && steps < least) error = CTC_TOO_FEW_STEPS;
+  if (lane) return;
+  const bool is_right = error == CTC_ERRORS;
+  p.lengths[n] = is_right ? (int)steps : -1;
+  p.begins[n] = (int)begin;
+  p.ends[n] = (int)begin + (is_right ? count : 0);
+  if (!is_right) *static_cast<volatile int *>(p.flag) = p.errors[error];
+}
+
 // Computes one row of activations with `lanes` threads. Infinite values and NaN give NaN.
 KERNEL void ctc_normalizers(GRID_CONSTANT const CtcParams p) {
   wait_for_stream();
@@ -88,7 +140,7 @@ struct Pass {
     symbols = params.symbols + params.begins[n];
     stored = params.passes ? params.passes + n * params.steps * params.places : nullptr;
     length = params.lengths[n];
-    places = 2 * (params.begins[n + 1] - params.begins[n]) + 1;
+    places = 2 * (params.ends[n] - params.begins[n]) + 1;
   }
 
   DEVICE int step(int k) const { return backward ? length - 1 - k : k; }
@@ -157,6 +209,7 @@ KERNEL void __launch_bounds__(1024) ctc_first_half(GRID_CONSTANT const CtcParams
   double *rows[2];
   find_rows(p, rows, shared_doubles());
   const Pass pass(p, blockIdx.x / 2, blockIdx.x % 2);
+  if (pass.length <= 0) return;
   const int half = pass.backward ? pass.length - middle(pass.length) : middle(pass.length);
   pass.walk(rows, 0, half, false);
   for (int r = threadIdx.x; r < pass.places && half; r += blockDim.x)
@@ -197,8 +250,8 @@ KERNEL void __launch_bounds__(1024) ctc_second_half(GRID_CONSTANT const CtcParam
   double *rows[2];
   find_rows(p, rows, slots + blockDim.x);
   const Pass pass(p, blockIdx.x / 2, blockIdx.x % 2);
-  if (pass.length == 0) {
-    if (threadIdx.x == 0 && !pass.backward) write_cost(p, blockIdx.x / 2, 0);
+  if (pass.length <= 0) {
+    if (threadIdx.x == 0 && !pass.backward) write_cost(p, blockIdx.x / 2, pass.length ? NAN : 0);
     return;
   }
   const int half = pass.backward ? pass.length - middle(pass.length) : middle(pass.length);
@@ -227,7 +280,7 @@ KERNEL void ctc_gradients(GRID_CONSTANT const CtcParams p) {
   const auto softmax = [&](int c) { return exp_of((double)to_acc(from[c]) - normalizer); };
   for (long long c = lane; c < p.classes; c += lanes) to[c] = from_acc(softmax(c));
   const double *const places = p.passes + (n * p.steps + t) * p.places;
-  const int begin = p.begins[n], length = p.begins[n + 1] - begin;
+  const int begin = p.begins[n], length = p.ends[n] - begin;
   double blank = 0;
   for (int i = lane; i <= length; i += lanes) blank += exp_of(places[2 * i] + cost);
   blank = sum_of_lanes(slots, blank, lane, lanes);  // after this, all softmaxes are written
