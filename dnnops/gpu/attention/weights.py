@@ -23,6 +23,7 @@ from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.blas import GpuBatchedDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
+from dnnops.nnet.attention.masks import spread_mask
 from dnnops.nnet.attention.op import Attention, AttentionGrad, largest_score
 from dnnops.nnet.validate import merge_shapes, named_operands
 from dnnops.runtime.implementations import BuildContext, implements
@@ -161,6 +162,8 @@ class _GpuAttentionWeightsBase(CudnnOp):
         named = dict(zip((*self.leading, *self.optional), inputs, strict=True))
         scores = named["scores"] * np.asarray(self.scale, named["scores"].type.dtype)
         mask = named.get("mask")
+        if mask is not None:
+            mask = spread_mask(mask, list(scores.shape))
         if mask is not None and mask.type.dtype != "bool":
             scores = scores + mask
         row = pt.arange(scores.shape[2]).dimshuffle(0, "x")

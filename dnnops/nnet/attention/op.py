@@ -19,6 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.arguments import number, probability, shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.nnet.attention.masks import spread_mask, sum_to_mask
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.regularization.dropout import (
     BLOCKS,
@@ -233,10 +234,13 @@ class AttentionBase(ExpandableOp, ExpressionOp):
         rows = library.arange(query.shape[2])[:, None]
         columns = library.arange(key.shape[2])
         allowed = []
-        if "mask" in given and str(given["mask"].dtype) == "bool":
-            allowed.append(given["mask"])
-        elif "mask" in given:
-            scores = scores + given["mask"]
+        mask = given.get("mask")
+        if mask is not None and not is_array:
+            mask = spread_mask(mask, [*query.shape[:3], key.shape[2]])
+        if mask is not None and str(mask.dtype) == "bool":
+            allowed.append(mask)
+        elif mask is not None:
+            scores = scores + mask
         if self.is_causal:
             allowed.append((columns <= rows)[None, None])
         for operand, places in (("query_lengths", rows), ("key_lengths", columns)):
@@ -321,10 +325,7 @@ class AttentionGrad(AttentionBase):
 
     def mask_gradient(self, *inputs: Any) -> Any:
         """Return the gradient with respect to an additive mask as an expression of all operands."""
-        mask = inputs[3]
-        score_gradient = self._weights_and_gradients(inputs)[1]
-        axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
-        return score_gradient.sum(axis=axes, keepdims=True, dtype=mask.type.dtype)
+        return sum_to_mask(self._weights_and_gradients(inputs)[1], inputs[3])
 
     def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any]:
         given = dict(zip(self.operands, inputs, strict=True))
