@@ -169,6 +169,27 @@ def is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def _tensor_on_host(where: str, name: str, tensor: Any) -> Any:
+    """Return a tensor of PyTorch as one that NumPy can read."""
+    kind = advice = ""
+    if hasattr(tensor, "materialize"):
+        kind, advice = "a lazy tensor without values", "call its module with a batch first"
+    elif tensor.is_nested:
+        kind, advice = "a nested tensor", "convert it with to_padded_tensor()"
+    elif tensor.is_meta:
+        kind, advice = "a meta tensor without values", "load the values of its module first"
+    elif tensor.is_quantized:
+        kind, advice = "a quantized tensor", "convert it with dequantize()"
+    elif str(tensor.layout) != "torch.strided":
+        kind, advice = f"a tensor of layout {tensor.layout}", "convert it with to_dense()"
+    elif tensor.is_complex():
+        kind, advice = "a complex tensor", "convert it with view_as_real()"
+    if kind:
+        raise DnnTypeError(f"{where}: {name} must be an array of numbers, got {kind}; {advice}")
+    tensor = tensor.detach().cpu()
+    return tensor.double() if tensor.is_floating_point() else tensor  # NumPy has no bfloat16
+
+
 def host_array(where: str, name: str, value: Any) -> np.ndarray:
     """Return an array of numbers on the host.
 
@@ -185,16 +206,14 @@ def host_array(where: str, name: str, value: Any) -> np.ndarray:
         If `value` is no array of real numbers.
     """
     if hasattr(value, "detach"):  # PyTorch
-        value = value.detach().cpu()
-        if value.is_floating_point():
-            value = value.double()  # NumPy has no bfloat16
+        value = _tensor_on_host(where, name, value)
     elif hasattr(value, "__cuda_array_interface__"):
         # CuPy's and Numba's methods; arrays of JAX need none.
         copy = getattr(value, "get", None) or getattr(value, "copy_to_host", None)
         value = value if copy is None else copy()
     try:
         array = np.asarray(value)
-    except ValueError as error:  # lists of different lengths
+    except (RuntimeError, TypeError, ValueError) as error:  # such as lists of different lengths
         raise DnnTypeError(f"{where}: {name} must be an array of numbers: {error}") from error
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise DnnTypeError(f"{where}: {name} must be an array of numbers, got {shown(value)}")

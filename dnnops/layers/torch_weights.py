@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dnnops.arguments import shown
-from dnnops.errors import DnnTypeError, DnnWarning
+from dnnops.errors import DnnError, DnnTypeError, DnnWarning
 from dnnops.layers.layer import Layer
 from dnnops.layers.streams import split_name
 
@@ -18,6 +19,25 @@ __all__ = ["from_torch", "to_torch"]
 #: What PyTorch's batch normalization stores in addition: the number of batches, which only a
 #: momentum of None uses.
 _COUNTS = "num_batches_tracked"
+
+_UTILS = "torch.nn.utils."
+_OF = r"(?:.+\.)?"
+#: Names of tensors of PyTorch's reparametrizations and wrappers, and how to get the plain ones.
+_WRAPPERS = {
+    _OF + r"parametrizations\.(?P<name>\w+)\..+": "a parametrization computes {name}: call"
+    f" {_UTILS}parametrize.remove_parametrizations(module, '{{name}}')",
+    _OF + r"(?P<name>\w+)_g": "if weight normalization computes {name}, call"
+    f" {_UTILS}remove_weight_norm(module, '{{name}}')",
+    _OF + r"(?P<name>\w+)_u": "if spectral normalization computes {name}, call"
+    f" {_UTILS}remove_spectral_norm(module, '{{name}}')",
+    _OF + r"(?P<name>\w+)_mask": "if pruning computes {name}, call"
+    f" {_UTILS}prune.remove(module, '{{name}}')",
+    _OF
+    + r"_packed_params\..+": "a quantized module has no plain weights: pass the module from which"
+    " it was made",
+    r"module\..+": "if the module is wrapped by DataParallel, pass its attribute `module`",
+    r"_orig_mod\..+": "if the module was compiled, pass its attribute `_orig_mod`",
+}
 
 
 def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
@@ -44,9 +64,12 @@ def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
     Raises
     ------
     DnnTypeError
-        If `net` is not a layer, or `source` is neither a module nor a mapping.
+        If `net` is not a layer, or `source` is neither a module nor a mapping. Also if a tensor has
+        no values, as those of lazy modules and of the device ``meta``, or if it is sparse,
+        quantized, nested or complex.
     DnnValueError
-        If names or shapes differ; the message lists all of them, and nothing has been changed.
+        If names or shapes differ; the message lists all of them, and nothing has been changed. It
+        says how to remove a reparametrization, such as weight or spectral normalization.
 
     Examples
     --------
@@ -58,11 +81,26 @@ def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
     if not isinstance(state, Mapping):
         raise DnnTypeError(f"from_torch: source must be a module or its state, got {shown(source)}")
     wanted = {name: value for name, value in state.items() if name.split(".")[-1] != _COUNTS}
-    with warnings.catch_warnings():
-        # PyTorch stores no random states.
-        warnings.filterwarnings("ignore", r".*random streams", DnnWarning)
-        net.load_state_dict(wanted, strict)
+    try:
+        with warnings.catch_warnings():
+            # PyTorch stores no random states.
+            warnings.filterwarnings("ignore", r".*random streams", DnnWarning)
+            net.load_state_dict(wanted, strict)
+    except DnnError as error:
+        advice = sorted({_advice(name) for name in wanted} - {""})
+        if not advice:
+            raise
+        raise type(error)("\n  ".join([f"{error}", *advice])) from error
     return net
+
+
+def _advice(name: str) -> str:
+    """Return what to do about a tensor that a wrapper of a module has; empty if it has none."""
+    for pattern, advice in _WRAPPERS.items():
+        found = re.fullmatch(pattern, name)
+        if found:
+            return "from_torch: " + advice.format(**found.groupdict())
+    return ""
 
 
 def to_torch(net: Layer) -> dict[str, np.ndarray]:

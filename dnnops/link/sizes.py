@@ -206,10 +206,10 @@ class SizeOfValues(Op):
     """
 
     __props__ = ("user",)
-    view_map = {0: [0]}
 
     def __init__(self, user: str):
         self.user = user
+        self.view_map = {0: [0]}
 
     def make_node(self, size: Variable) -> Apply:  # type: ignore[override]
         return Apply(self, [size], [size.type()])

@@ -269,6 +269,64 @@ def test_wrong_weights():
         np.testing.assert_array_equal(value, before[name])
 
 
+def tensors_without_numbers():
+    """Return tensors that NumPy can't read, and what to do about them."""
+    import torch
+
+    weight = torch.ones(2, 3)
+    yield torch.empty(2, 3, device="meta"), "a meta tensor without values; load the values"
+    yield torch.nn.LazyLinear(2).weight, "lazy tensor without values; call its module"
+    yield weight.to_sparse(), r"layout torch.sparse_coo; convert it with to_dense\(\)"
+    yield weight.to_sparse_csr(), r"layout torch.sparse_csr; convert it with to_dense\(\)"
+    quantized = torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8)
+    yield quantized, r"quantized tensor; convert it with dequantize\(\)"
+    yield weight.to(torch.complex64).conj(), r"complex tensor; convert it with view_as_real\(\)"
+    yield torch.nested.nested_tensor([torch.ones(3)] * 2), "nested tensor; convert it with"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_tensors_that_have_no_array():
+    net = layers.Linear(3, 2, bias=False)
+    for tensor, message in tensors_without_numbers():
+        with pytest.raises(
+            DnnTypeError, match=f"weight must be an array of numbers, got .*{message}"
+        ):
+            layers.from_torch(net, {"weight": tensor})
+
+
+def wrapped_modules():
+    """Return modules whose weights have other names, and what to do about them."""
+    import torch
+    from torch.nn import utils
+    from torch.nn.utils import prune
+
+    def linear():
+        return torch.nn.Linear(3, 2)
+
+    yield utils.weight_norm(linear()), r"remove_weight_norm\(module, 'weight'\)"
+    yield utils.spectral_norm(linear()), r"remove_spectral_norm\(module, 'weight'\)"
+    for norm in ("weight_norm", "spectral_norm", "orthogonal"):
+        module = getattr(utils.parametrizations, norm)(linear())
+        yield module, r"parametrize.remove_parametrizations\(module, 'weight'\)"
+    yield prune.random_unstructured(linear(), "weight", 0.5), "prune.remove"
+    yield torch.nn.DataParallel(linear()), "pass its attribute `module`"
+    yield torch.compile(linear()), "pass its attribute `_orig_mod`"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_reparametrized_and_wrapped_modules():
+    import torch
+
+    net = layers.Linear(3, 2)
+    for module, message in wrapped_modules():
+        with pytest.raises(DnnValueError, match=rf"weight is missing(.|\n)*{message}"):
+            layers.from_torch(net, module)
+    module = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 2))
+    plain = torch.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    layers.from_torch(net, plain)
+    np.testing.assert_array_equal(net.state_dict()["weight"], plain.weight.detach())
+
+
 @pytest.mark.parametrize("kind", ["linear", "conv", "conv3d", "full", "lstm", "encoder"])
 def test_initial_values_have_the_distribution_of_torch(kind):
     """Compares bounds and standard deviations of large layers."""

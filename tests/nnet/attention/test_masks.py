@@ -47,7 +47,9 @@ def test_written_out(data, dtype):
 
 
 @pytest.mark.parametrize(
-    "mode", [PERFORM_MODE, pytest.param("JAX", marks=pytest.mark.needs("jax"))], ids=["NumPy", "JAX"]
+    "mode",
+    [PERFORM_MODE, pytest.param("JAX", marks=pytest.mark.needs("jax"))],
+    ids=["NumPy", "JAX"],
 )
 def test_gradient_with_respect_to_a_mask_of_unknown_sizes(data, mode):
     x, mask = pt.dtensor4(), pt.dtensor4()
