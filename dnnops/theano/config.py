@@ -10,7 +10,7 @@ from typing import Any
 from pytensor.configdefaults import config as pytensor_config
 
 from dnnops.config import flag_value
-from dnnops.theano.flags import IGNORED, device_as_given, is_ignored, warn_ignored
+from dnnops.theano.flags import IGNORED, RENAMED, device_as_given, is_ignored, warn_ignored
 
 __all__ = ["Section", "change_flags", "config"]
 
@@ -31,8 +31,9 @@ class Section:
         object.__setattr__(self, "_prefix", prefix)
 
     def __getattr__(self, name: str) -> Any:
-        dotted = f"{self._prefix}.{name}" if self._prefix else name
-        key = dotted.replace(".", "__")
+        dotted, key = self._names(name)
+        if dotted == "deterministic":
+            return "more" if flag_value("dnn__deterministic") else "default"
         if key == "device" and _names_device(device_as_given(), flag_value("device")):
             return device_as_given()
         if key in pytensor_config._config_var_dict:
@@ -45,10 +46,13 @@ class Section:
         raise AttributeError(f"PyTensor and dnnops have no flag {dotted}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        dotted = f"{self._prefix}.{name}" if self._prefix else name
-        key = dotted.replace(".", "__")
-        if key in pytensor_config._config_var_dict:
-            setattr(pytensor_config, key, value)
+        dotted, key = self._names(name)
+        if dotted == "deterministic":
+            pytensor_config.dnn__deterministic = value == "more"  # type: ignore[attr-defined]
+        elif key in pytensor_config._config_var_dict:
+            # A flag that can't be changed any more may be set to what it is.
+            if value != getattr(pytensor_config, key):
+                setattr(pytensor_config, key, value)
         elif is_ignored(dotted):
             if dotted not in _without_effect:
                 if value == _default(dotted):
@@ -57,6 +61,12 @@ class Section:
             _without_effect[dotted] = value
         else:
             raise AttributeError(f"PyTensor and dnnops have no flag {dotted}")
+
+    def _names(self, name: str) -> tuple[str, str]:
+        """Return Theano's current name of a flag, and PyTensor's."""
+        dotted = f"{self._prefix}.{name}" if self._prefix else name
+        dotted = RENAMED.get(dotted, dotted)
+        return dotted, dotted.replace(".", "__")
 
     def __dir__(self) -> list[str]:
         start = self._prefix.replace(".", "__") + "__" if self._prefix else ""

@@ -18,6 +18,7 @@ from dnnops.errors import DnnValueError
 
 __all__ = [
     "IGNORED",
+    "RENAMED",
     "adopt_environment",
     "apply_to_config",
     "device_as_given",
@@ -34,16 +35,36 @@ IGNORED: dict[str, object] = {
     "compute_test_value_opt": "off",
     "contexts": "",
     "conv.assert_shape": False,
+    "ctc.root": "",
+    "cuda.include_path": "",
+    "cuda.root": "",
     "enable_initial_driver_test": True,
+    "experimental.local_alloc_elemwise": False,
+    "experimental.local_alloc_elemwise_assert": True,
+    "experimental.unpickle_gpu_on_cpu": False,
     "force_device": False,
+    "gpu.local_elemwise_fusion": True,
     "gpuarray.preallocate": 0.0,
     "gpuarray.sched": "default",
     "gpuarray.single_stream": True,
     "gpuarray.cache_path": "",
+    "gpuarray.sync": False,
+    "gpuelemwise.sync": True,
     "ignore_bug_before": "None",
     "init_gpu_device": "",
     "int_division": "int",
     "lib.cnmem": 0.0,
+    "magma.enabled": False,
+    "magma.include_path": "",
+    "magma.library_path": "",
+    "metaopt.optimizer_excluding": "",
+    "metaopt.optimizer_including": "",
+    "metaopt.verbose": 0,
+    "numpy.seterr_all": "ignore",
+    "numpy.seterr_divide": "None",
+    "numpy.seterr_invalid": "None",
+    "numpy.seterr_over": "None",
+    "numpy.seterr_under": "None",
     "nvcc.compiler_bindir": "",
     "nvcc.fastmath": False,
     "nvcc.flags": "",
@@ -51,16 +72,18 @@ IGNORED: dict[str, object] = {
     "print_active_device": True,
     "print_test_value": False,
     "reoptimize_unpickled_function": False,
+    "scan.debug": False,
+    "tensor.local_elemwise_fusion": True,
     "unittests.rseed": "666",
     "warn.ignore_bug_before": "0.9",
 }
 #: Sections that exist only in Theano.
 _IGNORED_SECTIONS = (
-    *("conv", "cublas", "cuda", "dnn.bin", "experimental", "gpuarray", "lib", "magma", "nvcc"),
-    *("pycuda", "unittests", "warn"),
+    *("conv", "cublas", "cuda", "dnn.bin", "experimental", "gpuarray", "gpuelemwise", "lib"),
+    *("magma", "metaopt", "nvcc", "pycuda", "unittests", "warn"),
 )
 #: Flags that have other names.
-_RENAMED = {
+RENAMED = {
     "dnn.conv.workmem": "dnn.conv.algo_fwd",
     "dnn.conv.workmem_bwd": "dnn.conv.algo_bwd",
 }
@@ -99,7 +122,7 @@ def translate(name: str, value: str) -> tuple[str, str] | None:
     DnnValueError
         If the value of the flag ``device`` is not a device that dnnops supports.
     """
-    name = _RENAMED.get(name, name)
+    name = RENAMED.get(name, name)
     if is_ignored(name):
         return None
     if name == "device":

@@ -8,23 +8,28 @@ from typing import Any
 
 import numpy as np
 import pytensor
+from pytensor import gradient
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import clone_replace
 
 from dnnops.config import flag_value
+from dnnops.errors import DnnValueError
 from dnnops.theano.tensor import unbroadcast
 
 __all__ = [
     "In",
     "OrderedUpdates",
     "Param",
+    "asarray",
     "clone",
+    "format_as",
     "function",
     "is_same_graph",
     "scan",
     "shared",
     "sparse_grad",
+    "verify_grad",
 ]
 
 #: The release of Theano that `dnnops.theano` is compatible with.
@@ -202,7 +207,7 @@ def clone(
     return clone_replace(output, replace, rebuild_strict=strict, copy_inputs_over=share)
 
 
-def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
+def is_same_graph(var1: Any, var2: Any, givens: Any = None, debug: bool = False) -> bool:
     """Return whether two variables are computed in the same way from the same inputs.
 
     Parameters
@@ -210,12 +215,48 @@ def is_same_graph(var1: Any, var2: Any, givens: Any = None) -> bool:
     var1, var2 : Variable
     givens : dict or sequence of pairs, optional
         Replacements of variables in both graphs.
+    debug : bool
+        Ignored.
     """
     if givens:
         var1, var2 = clone_replace([var1, var2], givens, rebuild_strict=False)
     return bool(equal_computations([var1], [var2]))
 
 
-def sparse_grad(variable: Any) -> Any:
-    """Return `variable` unchanged: PyTensor's gradients of an indexed matrix are dense."""
-    return variable
+def sparse_grad(var: Any) -> Any:
+    """Return `var` unchanged: PyTensor's gradients of an indexed matrix are dense."""
+    return var
+
+
+def format_as(use_list: bool, use_tuple: bool, outputs: Any) -> Any:
+    """Return outputs as a list, as a tuple, or, if both flags are false, the only output itself.
+
+    Raises
+    ------
+    DnnValueError
+        If both flags are true, or there are several outputs and both are false.
+    """
+    if use_list and use_tuple:
+        raise DnnValueError("format_as: use_list and use_tuple cannot both be true")
+    several = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    if use_list:
+        return several
+    if use_tuple:
+        return tuple(several)
+    if len(several) != 1:
+        raise DnnValueError(f"format_as: expected one output, got {len(several)}")
+    return several[0]
+
+
+@wraps(gradient.verify_grad)
+def verify_grad(*args: Any, **kwargs: Any) -> Any:
+    """Compare a gradient with finite differences; raise ``verify_grad.E_grad`` if they differ."""
+    return gradient.verify_grad(*args, **kwargs)
+
+
+verify_grad.E_grad = gradient.GradientError  # type: ignore[attr-defined]
+
+
+def asarray(a: Any, dtype: Any, order: Any = None) -> np.ndarray:
+    """Convert `a` to an array of a dtype, which may be 'floatX', as ``theano._asarray`` did."""
+    return np.asarray(a, pytensor.config.floatX if str(dtype) == "floatX" else dtype, order)

@@ -18,6 +18,7 @@ _QUIET = (
     r"Scan return signature will change",
     r"Rop is deprecated",
     r"Lop is deprecated",
+    r"[lr]op_overrides is deprecated",
 )
 
 

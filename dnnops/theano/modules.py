@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from dnnops.theano.functions import VERSION
-from dnnops.theano.tables import ADVICE, TABLES
+from dnnops.theano.tables import TABLES, advice_for
 
 __all__ = ["TheanoFinder", "TheanoModule"]
 
@@ -94,7 +94,7 @@ def resolve(target: str) -> Any:
     Parameters
     ----------
     target : str
-        Reference of the form ``"package.module:name"``.
+        Reference of the form ``"package.module:name"``, or ``"package.module:"`` for the module.
 
     Returns
     -------
@@ -103,7 +103,8 @@ def resolve(target: str) -> Any:
     """
     module, _, name = target.partition(":")
     try:
-        return getattr(import_module(module), name)
+        found = import_module(module)
+        return getattr(found, name) if name else found
     except (AttributeError, ModuleNotFoundError):
         return _MISSING
 
@@ -111,7 +112,7 @@ def resolve(target: str) -> Any:
 def missing(module: str, name: str) -> str:
     """Return the message for a missing name of Theano, with a replacement if one is known."""
     text = f"{module}.{name} is not available: neither PyTensor nor dnnops provides it"
-    advice = ADVICE.get(f"{module}.{name}") or ADVICE.get(name)
+    advice = advice_for(module, name)
     return f"{text}. {advice}" if advice else text
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dnnops.theano.tables import compiling, devices, general, graph, tensor
-from dnnops.theano.tables.advice import ADVICE
+from dnnops.theano.tables.advice import ADVICE, advice_for
 from dnnops.theano.tables.base import Table
 
-__all__ = ["ADVICE", "TABLES", "Table"]
+__all__ = ["ADVICE", "TABLES", "Table", "advice_for"]
 
 TABLES: dict[str, Table] = {
     **general.TABLES,

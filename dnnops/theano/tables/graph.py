@@ -6,6 +6,7 @@ from dnnops.theano.tables.base import Table, at
 
 __all__ = ["GOF", "TABLES"]
 
+_HERE = "dnnops.theano.graph"
 _BASIC = "pytensor.graph.basic"
 _TRAVERSAL = "pytensor.graph.traversal"
 _REWRITING = "pytensor.graph.rewriting.basic"
@@ -14,26 +15,37 @@ _GRAPH = (
     at(_BASIC, "Apply", "Constant", "Node", "clone", "clone_get_equiv")
     | at("dnnops.theano.variables", "Variable")
     | at(_BASIC, "equal_computations")
-    | at(_TRAVERSAL, "ancestors", "general_toposort", "io_toposort")
-    | at(_TRAVERSAL, inputs="graph_inputs", ops="applys_between", variables="vars_between")
-    | at(_TRAVERSAL, orphans="orphans_between", stack_search="walk")
+    | at(_TRAVERSAL, "general_toposort", "io_toposort")
+    | at(_HERE, "ancestors", "get_debug_values", "get_test_value", "inputs", "is_in_ancestors")
+    | at(_HERE, "list_of_nodes", "ops", "orphans", "stack_search", "variables")
+    | at(_HERE, "variables_and_orphans")
+    | at("pytensor.tensor.blas", "view_roots")
+    | at("pytensor.graph.op", "io_connection_pattern")
+    | at("pytensor.link.c.basic", "NoParams")
+    | at("dnnops.theano.functions", is_same_graph_with_merge="is_same_graph")
+    | at("builtins", default_leaf_formatter="str")
     | at("dnnops.theano.functions", "is_same_graph")
 )
 _OPS = (
     at("pytensor.graph.op", "Op", PureOp="Op")
     | at("pytensor.link.c.op", "COp", "OpenMPOp")
-    | at("pytensor.link.c.interface", "CLinkerOp", "HideC")
+    | at("pytensor.link.c.interface", "CLinkerOp", "CLinkerType", "HideC")
+    | at("pytensor.link.c.interface", "CLinkerObject")
+    | at(_HERE, "get_debug_values", "get_test_value")
     | at("pytensor.graph.utils", "MethodNotDefined")
 )
 _TYPES = (
     at("pytensor.graph.type", "Type", PureType="Type")
     | at("pytensor.link.c.type", "CDataType", "EnumList", "EnumType", "CEnumType")
-    | at("pytensor.link.c.type", "Generic", "generic")
+    | at("pytensor.link.c.type", "CDataTypeConstant", "Generic", "generic")
+    | at("pytensor.link.c.interface", "CLinkerType")
 )
 _FEATURES = at(
     "pytensor.graph.features",
-    *("Bookkeeper", "Feature", "History", "NoOutputFromInplace", "ReplaceValidate", "Validator"),
-)
+    *("AlreadyThere", "BadOptimization", "Bookkeeper", "Feature", "History"),
+    *("NoOutputFromInplace", "PreserveVariableAttributes", "ReplaceValidate", "Validator"),
+    ReplacementDidntRemovedError="ReplacementDidNotRemoveError",
+) | at(_HERE, "PreserveNames")
 _REWRITERS = (
     at(_REWRITING, "MergeOptimizer", "copy_stack_trace", "in2out", "out2in")
     | at(_REWRITING, Optimizer="GraphRewriter", optimizer="graph_rewriter")
@@ -44,17 +56,30 @@ _REWRITERS = (
     | at(_REWRITING, OpSub="SubstitutionNodeRewriter")
     | at(_REWRITING, PatternSub="PatternNodeRewriter", TopoOptimizer="WalkingGraphRewriter")
     | at("pytensor.graph.rewriting.db", "EquilibriumDB", "LocalGroupDB", "ProxyDB", "SequenceDB")
+    | at(_REWRITING, "ChangeTracker", "FromFunctionGraphRewriter", "MergeFeature")
+    | at(_REWRITING, "check_stack_trace", "merge_dict", "pre_constant_merge")
+    | at(_REWRITING, CheckStackTraceOptimization="CheckStackTraceRewriter")
+    | at(_REWRITING, CheckStrackTraceFeature="CheckStackTraceFeature")
+    | at(_REWRITING, FromFunctionLocalOptimizer="FromFunctionNodeRewriter")
+    | at(_REWRITING, FromFunctionOptimizer="FromFunctionGraphRewriter")
+    | at(_REWRITING, inplace_optimizer="inplace_graph_rewriter")
+    | at(_REWRITING, pre_greedy_local_optimizer="pre_greedy_node_rewriter")
+    | at("dnnops.theano.functions", is_same_graph_with_merge="is_same_graph")
+    | at(_HERE, "OpRemove")
+    | at("pytensor.graph.rewriting.db", "TopoDB")
     | at("pytensor.graph.rewriting.db", DB="RewriteDatabase", Query="RewriteDatabaseQuery")
 )
 _LINKERS = (
     at("pytensor.link.basic", "Container", "Linker", "LocalLinker", "PerformLinker")
     | at("pytensor.link.basic", "WrapLinker", "WrapLinkerMany")
     | at("pytensor.link.c.basic", "CLinker", "DualLinker", "OpWiseCLinker")
+    | at("pytensor.link.utils", "gc_helper", "map_storage", "raise_with_op", "streamline")
 )
 _FUNCTION_GRAPH = (
     at("pytensor.graph.fg", "FunctionGraph")
     | at("pytensor.graph.utils", "InconsistencyError", "MissingInputError")
     | at("pytensor.graph.destroyhandler", "DestroyHandler")
+    | at("pytensor.graph.null_type", "NullType")
 )
 _PARAMS = at("pytensor.link.c.params_type", "Params", "ParamsType")
 GOF = Table(
@@ -67,22 +92,37 @@ GOF = Table(
         **_LINKERS,
         **_FUNCTION_GRAPH,
         **_PARAMS,
+        **at(_HERE, "hashtype", "object2"),
     }
 )
 
 TABLES: dict[str, Table] = {
     "theano.gof": GOF,
-    "theano.gof.cc": Table(names=_LINKERS),
-    "theano.gof.fg": Table(names=_FUNCTION_GRAPH),
-    "theano.gof.graph": Table(names=_GRAPH),
-    "theano.gof.link": Table(names=_LINKERS),
-    "theano.gof.op": Table(names=_OPS),
-    "theano.gof.opt": Table(names=_REWRITERS),
-    "theano.gof.optdb": Table(names=_REWRITERS),
-    "theano.gof.params_type": Table(names=_PARAMS),
-    "theano.gof.toolbox": Table(names=_FEATURES),
-    "theano.gof.type": Table(names=_TYPES),
-    "theano.gof.utils": Table(
-        names=at("pytensor.graph.utils", "MethodNotDefined", "add_tag_trace")
+    "theano.gof.cc": Table(("pytensor.link.c.basic",), _LINKERS | _OPS),
+    "theano.gof.cmodule": Table(
+        ("pytensor.link.c.cmodule",), at("pytensor.link.c.exceptions", "MissingGXX")
     ),
+    "theano.gof.compiledir": Table(("pytensor.compile.compiledir",)),
+    "theano.gof.compilelock": Table(
+        ("pytensor.compile.compilelock",), at("pytensor.compile.compilelock", get_lock="lock_ctx")
+    ),
+    "theano.gof.cutils": Table(("pytensor.link.c.cutils",)),
+    "theano.gof.destroyhandler": Table(("pytensor.graph.destroyhandler",)),
+    "theano.gof.fg": Table(("pytensor.graph.fg",), _FUNCTION_GRAPH),
+    "theano.gof.graph": Table(("pytensor.graph.basic",), _GRAPH),
+    "theano.gof.link": Table(("pytensor.link.basic",), _LINKERS),
+    "theano.gof.null_type": Table(("pytensor.graph.null_type",)),
+    "theano.gof.op": Table(("pytensor.graph.op",), _OPS),
+    "theano.gof.opt": Table(("pytensor.graph.rewriting.basic",), _REWRITERS),
+    "theano.gof.optdb": Table(("pytensor.graph.rewriting.db",), _REWRITERS),
+    "theano.gof.params_type": Table(("pytensor.link.c.params_type",), _PARAMS),
+    "theano.gof.toolbox": Table(("pytensor.graph.features",), _FEATURES),
+    "theano.gof.type": Table(("pytensor.graph.type", "pytensor.link.c.type"), _TYPES),
+    "theano.gof.unify": Table(("pytensor.graph.rewriting.unify",)),
+    "theano.gof.utils": Table(
+        ("dnnops.theano.graph", "pytensor.graph.utils", "pytensor.utils"),
+        at("pytensor.graph.utils", scratchpad="Scratchpad")
+        | at("pytensor.graph.traversal", "toposort"),
+    ),
+    "theano.gof.vm": Table(("pytensor.link.vm",), at("pytensor.link.vm", VM_Linker="VMLinker")),
 }

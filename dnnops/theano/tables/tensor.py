@@ -7,10 +7,17 @@ from dnnops.theano.tables.compiling import SHAPE_OPS
 
 __all__ = ["GRADIENTS", "LINALG", "NNET", "TABLES"]
 
-GRADIENTS = at(
-    "pytensor.gradient", "Lop", "Rop", "subgraph_grad", "verify_grad", "numeric_grad"
-) | at("pytensor.gradient", consider_constant="zero_grad")
-_SHARED_STREAMS = at("dnnops.theano.random", "RandomStreams")
+GRADIENTS = (
+    at("pytensor.gradient", "Lop", "Rop", "subgraph_grad", "numeric_grad")
+    | at("pytensor.gradient", consider_constant="zero_grad")
+    | at("dnnops.theano.functions", "verify_grad")
+)
+_RANDOM_VARIABLES = "pytensor.tensor.random.variable"
+_SHARED_STREAMS = (
+    at("dnnops.theano.random", "RandomStreams")
+    | at(_RANDOM_VARIABLES, RandomStateSharedVariable="RandomGeneratorSharedVariable")
+    | at(_RANDOM_VARIABLES, randomstate_constructor="randomgen_constructor")
+)
 _SUBTENSOR = "pytensor.tensor.subtensor"
 _TENSOR_OPS = (
     at("pytensor.tensor.elemwise", "CAReduce", "Elemwise")
@@ -28,6 +35,16 @@ _TENSOR_OPS = (
     | at("pytensor.tensor.exceptions", "NotScalarConstantError", "ShapeError")
     | at("pytensor.tensor.exceptions", AdvancedIndexingError="AdvancedIndexingError")
     | at("pytensor.tensor.type_other", "MakeSlice", "NoneTypeT", "SliceConstant", "SliceType")
+    | at("pytensor.tensor.type_other", "as_int_none_variable")
+    | at("pytensor.tensor.basic", extract_constant="extract_constant")
+    | at("pytensor.tensor.basic", "register_transfer")
+    | at("pytensor.tensor.math", "makeKeepDims")
+    | at("pytensor.tensor.type", "wmatrix")
+    | at("pytensor.tensor.variable", "TensorConstant", "TensorConstantSignature")
+    | at("pytensor.tensor.subtensor", "SubtensorPrinter", "advanced_set_subtensor")
+    | at("pytensor.tensor.subtensor", "advanced_set_subtensor1")
+    | at("pytensor.scalar.basic", "mod_check")
+    | at("builtins", AsTensorError="TypeError")
 )
 _DTYPES = at(
     "pytensor.tensor.type",
@@ -35,7 +52,12 @@ _DTYPES = at(
     *("int_dtypes", "integer_dtypes", "uint_dtypes", "values_eq_approx_remove_inf"),
     *("values_eq_approx_remove_inf_nan", "values_eq_approx_remove_nan"),
 )
-LINALG = ("pytensor.tensor.linalg", "pytensor.tensor.slinalg", "pytensor.tensor.nlinalg")
+LINALG = (
+    "dnnops.theano.tensors.linalg",
+    "pytensor.tensor.linalg",
+    "pytensor.tensor.slinalg",
+    "pytensor.tensor.nlinalg",
+)
 _ASSERT = at("pytensor.raise_op", "Assert") | {"assert_op": "pytensor.raise_op:assert_op"}
 
 NNET = Table(
@@ -57,19 +79,23 @@ _CORR = Table(("dnnops.theano.abstract_conv",))
 
 TABLES: dict[str, Table] = {
     "theano.tensor": Table(
-        ("dnnops.theano.tensor", "pytensor.tensor"),
+        ("dnnops.theano.tensor", "dnnops.theano.tensors.removed", "pytensor.tensor"),
         {
             **_TENSOR_OPS,
             **_DTYPES,
             **SHAPE_OPS,
             **GRADIENTS,
+            **at("dnnops.theano.tensors.io", "LoadFromDisk", "load", "mpi_enabled"),
             **at("pytensor.printing", "pprint"),
             **at("pytensor.scalar", "int32"),
             **at("dnnops.theano.variables", "TensorVariable", "Variable"),
         },
     ),
     "theano.tensor.basic": Table(
-        ("dnnops.theano.tensor", "pytensor.tensor", "pytensor.tensor.basic"),
+        (
+            *("dnnops.theano.tensor", "dnnops.theano.tensors.removed"),
+            *("pytensor.tensor", "pytensor.tensor.basic"),
+        ),
         _TENSOR_OPS
         | _DTYPES
         | SHAPE_OPS
@@ -77,41 +103,79 @@ TABLES: dict[str, Table] = {
         | at("pytensor.tensor.math", "_allclose", "_get_atol_rtol"),
     ),
     "theano.tensor.blas": Table(("pytensor.tensor.blas", "pytensor.tensor.rewriting.blas")),
+    "theano.tensor.blas_c": Table(
+        ("pytensor.tensor.blas_c", "pytensor.tensor.rewriting.blas_c"),
+    ),
+    "theano.tensor.blas_headers": Table(("pytensor.tensor.blas_headers",)),
     "theano.tensor.elemwise": Table(
         ("pytensor.tensor.elemwise",),
-        at("dnnops.theano.ops", "DimShuffle")
+        at("pytensor.tensor.math", "MulWithoutZeros", "mul_without_zeros")
+        | at("pytensor.tensor.variable", "TensorConstant")
+        | at("dnnops.theano.ops", "DimShuffle")
         | at("pytensor.tensor.math", "All", "Any", "Prod", "ProdWithoutZeros", "Sum"),
     ),
-    "theano.tensor.extra_ops": Table(("pytensor.tensor.extra_ops",)),
+    "theano.tensor.elemwise_cgen": Table(("pytensor.tensor.elemwise_cgen",)),
+    "theano.tensor.extra_ops": Table(
+        ("pytensor.tensor.extra_ops",),
+        at("dnnops.theano.tensors.removed", "CumprodOp", "CumsumOp", "DiffOp", "RepeatOp")
+        | at("dnnops.theano.tensor", "repeat", "unravel_index"),
+    ),
     "theano.tensor.fft": Table(("pytensor.tensor.fft",)),
+    "theano.tensor.fourier": Table(("pytensor.tensor.fourier",)),
+    "theano.tensor.inplace": Table(("dnnops.theano.tensors.inplace",)),
+    "theano.tensor.io": Table(("dnnops.theano.tensors.io",)),
     "theano.tensor.nlinalg": Table(
         LINALG,
         at("pytensor.tensor.basic", "AllocDiag", "ExtractDiag", "alloc_diag", "diag", "trace")
         | at("pytensor.tensor.basic", extract_diag="diagonal"),
     ),
     "theano.tensor.opt": Table(
-        ("pytensor.tensor.rewriting.basic", "pytensor.tensor.rewriting.math"),
-        _ASSERT | at("pytensor.tensor.rewriting.shape", "ShapeFeature"),
+        tuple(
+            f"pytensor.tensor.rewriting.{name}"
+            for name in ("basic", "math", "elemwise", "shape", "subtensor", "subtensor_lift")
+        ),
+        _ASSERT
+        | at("pytensor.tensor.basic", "MakeVectorPrinter")
+        | at("dnnops.theano.tensors.removed", "Rebroadcast")
+        | at("pytensor.tensor.rewriting.shape", "ShapeFeature"),
     ),
+    "theano.tensor.opt_uncanonicalize": Table(("pytensor.tensor.rewriting.uncanonicalize",)),
     "theano.tensor.raw_random": Table(
-        names={"RandomStreamsBase": "dnnops.theano.random:RandomStreams"}
+        ("dnnops.theano.tensors.raw_random",),
+        at("dnnops.theano.random", RandomStreamsBase="RandomStreams"),
     ),
     "theano.tensor.shared_randomstreams": Table(names=_SHARED_STREAMS),
     "theano.tensor.sharedvar": Table(
-        ("pytensor.tensor.sharedvar",), at("dnnops.theano.functions", tensor_constructor="shared")
+        ("pytensor.tensor.sharedvar",),
+        at("dnnops.theano.functions", tensor_constructor="shared")
+        | at("pytensor.scalar.sharedvar", "ScalarSharedVariable"),
     ),
     "theano.tensor.slinalg": Table(LINALG),
-    "theano.tensor.sort": Table(("pytensor.tensor.sort",)),
-    "theano.tensor.subtensor": Table((_SUBTENSOR,)),
+    "theano.tensor.sort": Table(
+        ("pytensor.tensor.sort",),
+        at("dnnops.theano.tensors.removed", "TopKOp", "argtopk", "topk", "topk_and_argtopk"),
+    ),
+    "theano.tensor.subtensor": Table(
+        (_SUBTENSOR,), at("pytensor.tensor.exceptions", "AdvancedIndexingError")
+    ),
     "theano.tensor.type": Table(("pytensor.tensor.type",)),
     "theano.tensor.type_other": Table(("pytensor.tensor.type_other",)),
     "theano.tensor.utils": Table(("pytensor.tensor.utils",)),
     "theano.tensor.var": Table(
-        ("pytensor.tensor.variable",), at("dnnops.theano.variables", "TensorVariable")
+        ("pytensor.tensor.variable",),
+        at("dnnops.theano.variables", "TensorVariable") | at("builtins", AsTensorError="TypeError"),
     ),
     "theano.tensor.xlogx": Table(("pytensor.tensor.xlogx",)),
     # Neural networks
-    "theano.tensor.nnet": NNET,
+    "theano.tensor.nnet": Table(
+        NNET.sources,
+        # dnnops.nnet has a function of this module's name.
+        {
+            **NNET.names,
+            **at("dnnops.theano.conv", "abstract_conv2d"),
+            "ctc": "theano.tensor.nnet.ctc:",
+        },
+    ),
     "theano.tensor.nnet.abstract_conv": Table(
         ("dnnops.theano.abstract_conv", "dnnops.nnet"),
         at("dnnops.theano.conv", conv2d="abstract_conv2d"),

@@ -1,0 +1,102 @@
+"""Every public name of Theano 1.0.5 is there, or its error says what to use."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dnnops.theano.tables import advice_for
+from tests.theano.record_names import NAMES
+
+#: Names that need a replacement and not a counterpart, at most. They are internals of Theano:
+#: rewrites, code generation, the GPU's Ops. The error names what to use.
+MISSING = 990
+
+
+def recorded() -> dict[str, list[str]]:
+    """Return the record: names by heading."""
+    record: dict[str, list[str]] = {}
+    for line in NAMES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            heading = line.strip("[]")
+            record[heading] = []
+        else:
+            record[heading] += line.split()
+    return record
+
+
+RECORD = recorded()
+MODULES = [name for name in RECORD if name != "flags" and ":" not in name]
+
+
+def errors(module: str) -> Iterator[tuple[str, Exception]]:
+    """Yield the names of a module that are missing, with the error for each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some names are deprecated in PyTensor
+        try:
+            imported = importlib.import_module(module)
+        except ImportError as error:
+            yield "", error
+            return
+        for name in RECORD[module]:
+            try:
+                getattr(imported, name)
+            except AttributeError as error:
+                yield name, error
+
+
+def test_the_record_is_whole():
+    assert sum(map(len, RECORD.values())) > 4000
+    assert {"tensordot", "topk", "sgn", "Op"} <= {n for names in RECORD.values() for n in names}
+
+
+def test_every_name_is_there_or_its_error_says_what_to_use(theano: Any):
+    silent, missing = [], 0
+    for module in MODULES:
+        for name, error in errors(module):
+            missing += 1 if name else len(RECORD[module])
+            text = str(error)
+            if "neither PyTensor nor dnnops provides it. " not in text:
+                silent.append(f"{module}.{name}: {text}")
+    assert not silent, "\n".join(silent)
+    assert missing <= MISSING
+
+
+def test_submodules_are_modules(theano: Any):
+    """A function of PyTensor with a module's name doesn't hide it, unless Theano's own did."""
+    hidden = []
+    for module in MODULES:
+        parent, _, name = module.rpartition(".")
+        if not parent or name in RECORD[parent]:
+            continue
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            continue
+        found = getattr(importlib.import_module(parent), name)
+        hidden += [] if isinstance(found, ModuleType) else [module]
+    assert not hidden
+
+
+@pytest.mark.parametrize("flag", RECORD["flags"])
+def test_flags(theano: Any, flag: str):
+    """A flag has a value, and can be set to it."""
+    *sections, last = flag.split(".")
+    section = theano.config
+    for one in sections:
+        section = getattr(section, one)
+    value = getattr(section, last)
+    if not callable(value):
+        setattr(section, last, value)
+        assert getattr(section, last) == value
+
+
+def test_advice_is_only_given_for_what_is_missing(theano: Any):
+    assert advice_for("theano.tensor.nnet.conv", "ConvOp").startswith("Use conv2d")
+    assert advice_for("theano.sandbox", "rng_curand").startswith("Draw from")
+    assert advice_for("numpy", "ones") is None
