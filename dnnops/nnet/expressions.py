@@ -11,13 +11,23 @@ from pytensor.gradient import DisconnectedType, disconnected_grad, disconnected_
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
+from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["ExpandableOp", "ExpressionOp", "is_connected", "reshaped"]
+__all__ = ["ExpandableOp", "ExpressionOp", "compared", "is_connected", "reshaped"]
 
 
 def is_connected(variable: Any) -> bool:
     """Return whether a derivative is connected, that is, not of `DisconnectedType`."""
     return not isinstance(variable.type, DisconnectedType)
+
+
+def compared(x: TensorVariable) -> TensorVariable:
+    """Return `x` as the operand of a comparison, through which no gradient flows.
+
+    PyTensor's gradient of a comparison is zeros of floatX. Added to that of a float32 `x`, they
+    would make it float64.
+    """
+    return disconnected_grad(x)
 
 
 def reshaped(x: Any, shape: Sequence[Any]) -> Any:

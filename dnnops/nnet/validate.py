@@ -159,7 +159,9 @@ def integer_vector(where: str, name: str, value: Any) -> TensorVariable:
     return vector
 
 
-def as_floating(where: str, name: str, value: Any) -> TensorVariable:
+def as_floating(
+    where: str, name: str, value: Any, like: TensorVariable | None = None
+) -> TensorVariable:
     """Return `value` as a floating-point tensor, converting integers and bools.
 
     Bools and integers of at most 16 bits become float32 and wider integers become float64, as in
@@ -170,15 +172,21 @@ def as_floating(where: str, name: str, value: Any) -> TensorVariable:
     where, name : str
         Names of the function and of its argument, for error messages.
     value : tensor_like
+    like : TensorVariable, optional
+        Floating-point tensor whose dtype numbers, integers and bools get instead, so that `value`
+        doesn't widen it.
 
     Raises
     ------
     DnnTypeError
         If `value` cannot be converted to a tensor, or if its dtype is not supported.
     """
+    is_number = isinstance(value, (int, float, np.number))
     value = as_tensor(f"{where}: {name} must be a tensor or array-like", value)
     dtype = np.dtype(value.type.dtype)
-    if dtype.kind in "biu":
+    if like is not None and (dtype.kind in "biu" or (is_number and dtype.kind == "f")):
+        value = pt.cast(value, like.type.dtype)
+    elif dtype.kind in "biu":
         value = pt.cast(value, "float32" if dtype.itemsize <= 2 else "float64")
     return float_tensor(where, name, value)
 

@@ -14,6 +14,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.nnet.activation.op import elu
+from dnnops.nnet.expressions import compared
 from dnnops.nnet.validate import accumulator_dtype, as_floating, switch
 
 __all__ = [
@@ -96,7 +97,7 @@ def softsign(x: Any) -> TensorVariable:
     """
     x = as_floating("softsign", "x", x)
     size = abs(x)
-    near = pt.lt(size, 1)
+    near = pt.lt(compared(size), 1)
     # The derivative of the quotient is a difference, which loses all digits for large elements.
     small = pt.switch(near, x, _number(0, x))
     return pt.switch(near, small / (1 + abs(small)), pt.sign(x) * (1 - 1 / (1 + size)))
@@ -161,9 +162,9 @@ def ultra_fast_sigmoid(x: Any) -> TensorVariable:
     )
     h = half * x
     size = abs(h)
-    far = pt.sign(h) * pt.switch(pt.lt(size, 3), first + step * (size - bend), last)
+    far = pt.sign(h) * pt.switch(pt.lt(compared(size), 3), first + step * (size - bend), last)
     # Use the odd function itself, not its magnitude, so that the slope at 0 is right.
-    t = pt.switch(pt.lt(size, bend), near * h / (1 + size), far)
+    t = pt.switch(pt.lt(compared(size), bend), near * h / (1 + size), far)
     return half * (t + 1)
 
 

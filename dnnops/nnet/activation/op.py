@@ -17,7 +17,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
-from dnnops.nnet.expressions import ExpandableOp
+from dnnops.nnet.expressions import ExpandableOp, compared
 from dnnops.nnet.validate import (
     accumulator_dtype,
     as_floating,
@@ -318,7 +318,7 @@ def relu(x: Any, alpha: Any = 0) -> TensorVariable:
         (alpha,) = _constants(x, alpha)
     alpha = as_floating("relu", "alpha", alpha)
     check_broadcast("relu", x=x, alpha=alpha)
-    return pt.switch(pt.gt(x, 0), x, alpha * x)
+    return pt.switch(pt.gt(compared(x), 0), x, alpha * x)
 
 
 def clipped_relu(x: Any, ceiling: float) -> TensorVariable:

@@ -224,7 +224,7 @@ class AttentionBase(ExpandableOp, ExpressionOp):
         query, key = given["query"], given["key"]
         is_array = isinstance(query, np.ndarray)
         library: Any = np if is_array else pt
-        scale: Any = self.scale
+        scale: Any = None if self.scale is None else _number(self.scale, query)
         if scale is None:
             depth = query.shape[3]
             # If the depth is 0, all scores are 0 for any finite scale.

@@ -56,7 +56,7 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
         If an operand is not a tensor of real numbers.
     """
     output = as_floating("binary_crossentropy", "output", output)
-    target = as_floating("binary_crossentropy", "target", target)
+    target = as_floating("binary_crossentropy", "target", target, like=output)
     check_broadcast("binary_crossentropy", output=output, target=target)
     made = output.owner
     # PyTensor rewrites only the logarithm of its own sigmoid.
@@ -87,7 +87,7 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
         If an operand is not a tensor of real numbers.
     """
     output = as_floating("sigmoid_binary_crossentropy", "output", output)
-    target = as_floating("sigmoid_binary_crossentropy", "target", target)
+    target = as_floating("sigmoid_binary_crossentropy", "target", target, like=output)
     check_broadcast("sigmoid_binary_crossentropy", output=output, target=target)
     return target * softplus(-output) + (1 - target) * softplus(output)
 
@@ -119,7 +119,7 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     coding = float_tensor(where, "coding_dist", coding_dist)
     true = as_tensor(f"{where}: true_dist must be a tensor", true_dist)
     if true.type.ndim == coding.type.ndim:
-        true = as_floating(where, "true_dist", true)
+        true = as_floating(where, "true_dist", true, like=coding)
         check_broadcast(where, coding_dist=coding, true_dist=true)
         return -pt.sum(true * pt.log(coding), axis=-1)
     if (true.type.ndim, coding.type.ndim) == (1, 2):

@@ -46,7 +46,7 @@ def batch_normalization(
     one_of(where, "mode", mode, ("low_mem", "high_mem"))
     x = as_floating(where, "inputs", inputs)
     given = {"gamma": gamma, "beta": beta, "mean": mean, "std": std}
-    scale, bias, center, deviation = (as_floating(where, n, v) for n, v in given.items())
+    scale, bias, center, deviation = (as_floating(where, n, v, x) for n, v in given.items())
     check_broadcast(where, inputs=x, gamma=scale, beta=bias, mean=center, std=deviation)
     if mode == "high_mem":
         return (x - center) * (scale / deviation) + bias

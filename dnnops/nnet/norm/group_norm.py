@@ -159,8 +159,9 @@ class GroupNormBase(ExpandableOp, ExpressionOp):
         """Return the mean of each group; 0 for groups without elements."""
         total = grouped.sum(axis=(2, 3), keepdims=True)
         count = shape[1] // self.num_groups * prod(shape[2:])
+        # Not an int, by which PyTensor divides in float64 if it is larger than 32767.
         if isinstance(count, int):
-            return total / max(count, 1)
+            return total / np.asarray(max(count, 1), total.dtype)
         return total / pt.cast(pt.maximum(count, 1), total.type.dtype)
 
     def _statistics(self, shape: Sequence[Any], x: Any) -> tuple[Any, Any]:

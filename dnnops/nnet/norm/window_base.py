@@ -143,15 +143,20 @@ class WindowNormBase(ExpandableOp, ExpressionOp):
         x = given["x"]
         squared = x - given["means"] if "means" in given else x
         axes = self.window_axes(x.ndim)
-        alpha = self.alpha / self.n ** len(axes)
-        base = self.k + alpha * self._window_sum(squared * squared, axes)
-        power = base**-self.beta
+        share = self.alpha / self.n ** len(axes)
+        # Not Python floats, with which PyTensor may compute in float64.
+        k, alpha, beta, twice = (
+            np.asarray(number, x.dtype)
+            for number in (self.k, share, self.beta, 2 * share * self.beta)
+        )
+        base = k + alpha * self._window_sum(squared * squared, axes)
+        power = base**-beta
         if "gy" not in given:
             return [x * power]
         # A larger square lowers the output of every element whose window contains it.
         gy = given["gy"]
         shares = self._window_sum(gy * x * (power / base), axes, backward=True)
-        through_squares = (2 * alpha * self.beta) * squared * shares
+        through_squares = twice * squared * shares
         return [gy * power - through_squares, through_squares][: len(self.results)]
 
     def _window_sum(self, x: Any, axes: Sequence[int], backward: bool = False) -> Any:

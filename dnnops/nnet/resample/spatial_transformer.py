@@ -402,8 +402,12 @@ def grid_sample(img: Any, grid: Any) -> TensorVariable:
 
 def _scaled(size: Any, scale: Any) -> Any:
     """Scale a size, an int or a symbolic int, by a float64 scalar."""
-    if isinstance(scale, Constant) and isinstance(size, int):
-        return ceil(size * float(scale.data))
+    if isinstance(scale, Constant):
+        factor = float(scale.data)
+        if factor.is_integer():
+            return size * int(factor)
+        if isinstance(size, int):
+            return ceil(size * factor)
     # PyTensor gives sizes float tangents, which it can't join into a vector of ints.
     return disconnected_grad(pt.cast(pt.ceil(size * scale), "int64"))
 

@@ -14,6 +14,7 @@ from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.conv.transpose import conv2d_grad_wrt_inputs
 from dnnops.nnet.validate import (
     MAX_PARAMETER,
+    accumulator_dtype,
     float_tensor,
     is_int,
     is_sequence,
@@ -51,9 +52,13 @@ def bilinear_kernel_1D(ratio: Any, normalize: bool = True) -> TensorVariable:  #
     """
     ratio = _ratio("bilinear_kernel_1D", ratio)
     normalize = switch("bilinear_kernel_1D", "normalize", normalize)
-    ramp = pt.arange(1, ratio + 1, dtype=pytensor.config.floatX)
+    return _triangle(ratio, normalize, pytensor.config.floatX)
+
+
+def _triangle(ratio: Any, normalize: bool, dtype: str) -> TensorVariable:
+    ramp = pt.arange(1, ratio + 1, dtype=dtype)
     kernel = pt.concatenate([ramp, ramp[-2::-1]])
-    return kernel / pt.cast(ratio, pytensor.config.floatX) if normalize else kernel
+    return kernel / pt.cast(ratio, dtype) if normalize else kernel
 
 
 def bilinear_kernel_2D(ratio: Any, normalize: bool = True) -> TensorVariable:  # noqa: N802
@@ -238,7 +243,9 @@ def _stretched(
     images: TensorVariable, ratio: tuple[int, int], pads: tuple[int, int], sizes: tuple[Any, Any]
 ) -> TensorVariable:
     """Upsample one-channel images by `ratio` and crop `pads` pixels at each end."""
-    kernel = pt.cast(bilinear_kernel_2D(ratio), images.type.dtype)[None, None]
+    dtype = images.type.dtype
+    rows, columns = (_triangle(r, True, accumulator_dtype(dtype).name) for r in ratio)
+    kernel = pt.cast(rows[:, None] * columns, dtype)[None, None]
     return conv2d_grad_wrt_inputs(
         images,
         kernel,
