@@ -192,3 +192,32 @@ def test_vectorized():
     for place in np.ndindex(2, 3):
         for result, expected in zip(fn(values), single(values[place]), strict=True):
             np.testing.assert_allclose(result[place], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.5, 0.75, 1.0, 0.6])
+@pytest.mark.parametrize("largest", [1e8, 1e12, 1e19, 1e30, 3e38])
+def test_large_numbers(largest, beta):
+    """Squares of float32 beyond 1.8e19 are infinite in float32; the results aren't."""
+    rng = np.random.default_rng(0)
+    case = Case((2, 7, 3, 5), 5, 0.5, beta, 1.0, seed=1)
+    x, gy = rng.uniform(-1, 1, case.shape), rng.standard_normal(case.shape).astype("float32")
+    x[:, :, 0] *= 1e-8  # beside large numbers, and in windows of their own
+    x[1, 3:] *= 1e-20
+    x = (largest * x).astype("float32")
+    for op, abstract in ((OneDnnLRN, LRN), (OneDnnLRNGrad, LRNGrad)):
+        arrays = (x, gy) if op is OneDnnLRNGrad else (x,)
+        expected = run_op(abstract(**case.parameters), *in_double(arrays))
+        scale = np.abs(gy * run_op(LRN(**case.parameters), *in_double([x])) / x)
+        for given in (arrays, [restrided(rng, a) for a in arrays]):
+            found = run_op(op(**case.parameters), *given)
+            wanted = expected.astype("float32")
+            np.testing.assert_allclose(
+                np.where(scale < 1e-30, wanted, found) if len(arrays) == 2 else found,
+                wanted,
+                rtol=2e-5,
+                atol=0,
+            )
+    np.testing.assert_array_equal(
+        run_op(LRN(**case.parameters), x),
+        run_op(LRN(**case.parameters), *in_double([x])).astype("float32"),
+    )

@@ -23,7 +23,8 @@ def window_sum(lib: Any, op: Any, x: Any) -> tuple[Any]:
 
 def window_norm(lib: Any, op: Any, *operands: Any) -> tuple:
     """Compute a normalization of `WindowNormBase`, or its gradient."""
-    given = dict(zip(op.operands, operands, strict=True))
+    # In float32, squares of large numbers are infinite.
+    given = dict(zip(op.operands, map(lib.widest, operands), strict=True))
     x = given["x"]
     axes = op.window_axes(x.ndim)
     squared = x - given["means"] if "means" in given else x

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import disconnected_grad
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, number, shown
@@ -66,7 +67,7 @@ def _normalized(
                     f"shape {show_shape(x.type.shape)}"
                 )
     check_broadcast(where, x=x, **given)
-    out = normalize(x.astype(dtype), found, constant)
+    out = normalize(x, found, constant)
     if "gamma" in given:
         out = out * given["gamma"].astype(dtype)
     if "beta" in given:
@@ -77,6 +78,7 @@ def _normalized(
 def _by_standard_deviation(
     x: TensorVariable, axes: tuple[int, ...], epsilon: np.ndarray
 ) -> TensorVariable:
+    x = x.astype(epsilon.dtype)
     centered = x - x.mean(axis=axes, keepdims=True)
     variance = pt.sqr(centered).mean(axis=axes, keepdims=True)
     return centered / pt.sqrt(variance + epsilon)
@@ -85,7 +87,30 @@ def _by_standard_deviation(
 def _by_root_mean_square(
     x: TensorVariable, axes: tuple[int, ...], epsilon: np.ndarray
 ) -> TensorVariable:
-    return x / pt.sqrt(pt.sqr(x).mean(axis=axes, keepdims=True) + epsilon)
+    wide = x.astype(epsilon.dtype)
+    if x.type.dtype == "float16":  # no square of a float16 overflows in float32
+        return wide / pt.sqrt(pt.sqr(wide).mean(axis=axes, keepdims=True) + epsilon)
+    scale = _scale_of_squares(wide, axes, np.sqrt(epsilon))
+    # A switch, because rewrites take factors of products out of sums, which would overflow.
+    scaled = pt.switch(pt.isnan(scale), scale, wide * scale)
+    mean = pt.sqr(scaled).mean(axis=axes, keepdims=True)
+    return scaled / pt.sqrt(mean + pt.sqr(np.sqrt(epsilon) * scale))
+
+
+def _scale_of_squares(x: TensorVariable, axes: tuple[int, ...], least: np.ndarray) -> Any:
+    """Return a power of 2 for which sums of squares of the product with `x` are normal numbers.
+
+    It is the same for all elements along `axes`, and its product with `least` is at most 1.
+    """
+    # The square of this is between the largest element divided by their number, and multiplied by
+    # it. Unlike a maximum, a sum may be empty. Roots keep it finite; rewrites take factors out.
+    roots = pt.sqrt(abs(x))
+    total, mean = (f(axis=axes, keepdims=True) for f in (roots.sum, roots.mean))
+    middle = pt.maximum(pt.sqrt(total) * pt.sqrt(mean), np.sqrt(least))
+    exponent = pt.floor(np.asarray(-2, least.dtype) * pt.log2(middle))
+    most = np.asarray(-np.finfo(least.dtype).minexp, least.dtype)
+    # The result of the normalization does not depend on the power, so no gradient flows through it.
+    return disconnected_grad(pt.exp2(pt.clip(exponent, -most, most)))
 
 
 def layer_norm(

@@ -127,8 +127,8 @@ class WindowNormBase(ExpandableOp, ExpressionOp):
         merge_shapes(
             type(self).__name__, **{o: x.shape for o, x in zip(names, inputs, strict=True)}
         )
-        dtype = accumulator_dtype(inputs[0].dtype)
-        results = self._compute(*(x.astype(dtype, copy=False) for x in inputs))
+        # In float32, squares of large numbers are infinite.
+        results = self._compute(*(x.astype("float64", copy=False) for x in inputs))
         for storage, result in zip(output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=inputs[0].dtype)
 

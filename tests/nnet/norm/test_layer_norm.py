@@ -56,6 +56,44 @@ def test_gradients():
     check_gradient(lambda x, g: rms_norm(x, g, epsilon=0.1), arrays[:2])
 
 
+@pytest.mark.parametrize("mode", [PERFORM_MODE, "CVM"], ids=["py", "CVM"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:divide")
+def test_rms_norm_of_every_magnitude(dtype, mode):
+    """Squares of float32 beyond 1.8e19 are infinite, and those below 1e-23 are 0."""
+    info, rng = np.finfo(dtype), np.random.default_rng(0)
+    x, gy = pt.tensor3(dtype=dtype), pt.tensor3(dtype=dtype)
+    sizes = 10.0 ** np.linspace(np.log10(float(info.tiny)) + 3, np.log10(float(info.max)) - 0.1, 24)
+    values = rng.uniform(0.1, 1, (24, 7, 5)) * rng.choice([-1, 1], (24, 7, 5))
+    values[:, :, 0] *= 1e-6  # one row has elements of different magnitudes
+    values = (values * sizes[:, None, None]).astype(dtype)
+    gradient = rng.standard_normal(values.shape).astype(dtype)
+    for epsilon in (1e-5, 0.0):
+        y = rms_norm(x, epsilon=epsilon, axes=(1, 2))
+        out = [y, pytensor.grad(None, x, known_grads={y: gy})]
+        found, slope = pytensor.function([x, gy], out, mode=mode)(values, gradient)
+        wide, top = values.astype("longdouble"), gradient.astype("longdouble")
+        mean = (wide**2).mean(axis=(1, 2), keepdims=True)
+        root = np.sqrt(mean + np.longdouble(np.asarray(epsilon, dtype)))
+        wanted = wide / root
+        wanted_slope = (top - wanted * (top * wanted).mean(axis=(1, 2), keepdims=True)) / root
+        for number, (a, b) in enumerate(zip(found, wanted, strict=True)):
+            assert np.abs(a - b).max() <= 4 * info.eps * np.abs(b).max(), sizes[number]
+        for number, (a, b) in enumerate(zip(slope, wanted_slope, strict=True)):
+            unit = 30 * info.eps * np.abs(b).max() + float(info.tiny)
+            assert np.abs(a - b).max() <= unit, sizes[number]
+
+
+def test_rms_norm_of_special_rows():
+    x = pt.fmatrix()
+    rows = np.array([[0, 0, 0], [np.inf, 1, 2], [1, np.nan, 2], [1, 2, 2]], "float32")
+    found = run(rms_norm(x), [x], [rows])
+    np.testing.assert_array_equal(found[:3], [[0, 0, 0], [np.nan, 0, 0], [np.nan] * 3])
+    np.testing.assert_allclose(found[3], [3**-0.5, 2 * 3**-0.5, 2 * 3**-0.5], rtol=1e-4)
+    assert run(rms_norm(x), [x], [rows[:, :0]]).shape == (4, 0)
+    assert run(rms_norm(x), [x], [rows[:0]]).shape == (0, 3)
+
+
 def test_layer_norm_is_recognized():
     x, gamma, beta = pt.fmatrix(), pt.fvector(), pt.fvector()
     loss = (layer_norm(x, gamma, beta) ** 2).sum()

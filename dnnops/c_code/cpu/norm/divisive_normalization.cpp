@@ -8,6 +8,7 @@
 #include "../base/contiguous.hpp"
 #include "../base/plan.hpp"
 #include "window_norm.hpp"
+#include "window_wide.hpp"
 
 namespace dnnops {
 namespace {
@@ -82,7 +83,8 @@ void run(const OpCall<Params<kBackward>> &call) {
   const Params<kBackward> &params = call.params;
   const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &x = inputs[0];
   const int64_t count = element_count(x.shape, x.ndim), inputs_given = params.input_count();
-  if (count == 0) return;
+  const int output_count = kBackward && params.has_means ? 2 : 1;
+  if (count == 0 || run_wide(call, output_count, run<kBackward>)) return;
   Plane plane{x.ndim - 2, {1, 1, 1}, 1};
   for (int64_t i = 0; i < plane.ndim; ++i) plane.size *= plane.shape[i] = x.shape[2 + i];
   const int64_t planes = count / plane.size;

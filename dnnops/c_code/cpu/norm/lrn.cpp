@@ -10,6 +10,7 @@
 #include "../../common/op.hpp"
 #include "../base/views.hpp"
 #include "window_norm.hpp"
+#include "window_wide.hpp"
 
 namespace dnnops {
 namespace {
@@ -133,7 +134,7 @@ void run(const OpCall<Params<kBackward>> &call) {
   const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
   const int input_count = call.params.input_count();
   const int64_t count = element_count(output.shape, output.ndim);
-  if (count == 0) return;
+  if (count == 0 || run_wide(call, 1, run<kBackward>)) return;
   const int64_t bounds[4] = {0, 1, 2, output.ndim}, size = count * item_size(output.dtype);
   Operands operands;
   operands.count = input_count + 1;
