@@ -85,8 +85,16 @@ def number(where: str, name: str, value: Any, minimum: float = -inf, maximum: fl
     return found
 
 
-def probability(where: str, name: str, value: Any) -> float:
+def probability(where: str, name: str, value: Any, with_one: bool = False) -> float:
     """Return `value`, a number that is at least 0 and less than 1, as a float.
+
+    Parameters
+    ----------
+    where, name : str
+        Names of the function and of its argument, for error messages.
+    value : float
+    with_one : bool
+        Whether `value` may also be 1.
 
     Raises
     ------
@@ -96,8 +104,9 @@ def probability(where: str, name: str, value: Any) -> float:
         If `value` is out of bounds.
     """
     found = _real(where, name, value)
-    if not 0 <= found < 1:  # NaN, too
-        raise DnnValueError(f"{where}: {name} must be at least 0 and less than 1, got {found}")
+    if not (0 <= found < 1 or (with_one and found == 1)):  # NaN, too
+        most = "at most" if with_one else "less than"
+        raise DnnValueError(f"{where}: {name} must be at least 0 and {most} 1, got {found}")
     return found
 
 

@@ -174,7 +174,7 @@ class Dropout(Layer):
     Raises
     ------
     DnnTypeError, DnnValueError
-        If `p` is not a probability less than 1.
+        If `p` is not a probability.
 
     Notes
     -----
@@ -183,7 +183,7 @@ class Dropout(Layer):
 
     def __init__(self, p: float = 0.5, *, rng: Any = None):
         super().__init__(rng=rng)
-        self.p = probability("Dropout", "p", p)
+        self.p = probability("Dropout", "p", p, with_one=True)
 
     @property
     def is_random(self) -> bool:

@@ -68,7 +68,7 @@ def bounds_of(op: Any, shapes: list[Any]) -> dict[int, Bounds]:
     """
     where = type(op).__name__
     if isinstance(op, Dropout | DropoutGrad):
-        return {1: Bounds(f"{where}: p must be at least 0 and less than 1", 0, 1, below=True)}
+        return {1: Bounds(f"{where}: p must be at least 0 and at most 1", 0, 1)}
     if isinstance(op, BatchNormBase):
         return {op.operands.index(name): _of_scalar(op, name) for name in op.scalars}
     if isinstance(op, CrossEntropyBase):

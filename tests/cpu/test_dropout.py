@@ -153,8 +153,11 @@ def test_functions_gradients_and_states(mode):
         assert previous is None or ((results[2] == 0) != (previous == 0)).any()
         previous = results[2]
     np.testing.assert_array_equal(shared.get_value(), state(21, 3 * 2 * 20 * 16))
-    with pytest.raises(DnnValueError, match="OneDnnDropout: p must be at least 0 and less than 1"):
-        fn(values, 1.0, gz)
+    with pytest.raises(DnnValueError, match="OneDnnDropout: p must be at least 0 and at most 1"):
+        fn(values, 1.5, gz)
+    results = fn(values, 1.0, gz)
+    assert not np.any(results[0])
+    assert not np.any(results[1])
 
 
 @LINKERS
@@ -201,11 +204,11 @@ def test_operands_that_do_not_fit():
     op, x, p = OneDnnDropoutGrad(), np.ones(9, "float32"), np.array(0.5)
     with pytest.raises(DnnValueError, match=r"reserve has 1 bytes, expected 2 for gy of shape \(9"):
         run(op, x, p, np.ones(1, "uint8"))
-    for value in (1.0, np.nan, -1.0):
+    for value in (1.5, np.nan, -1.0):
         v, s = pt.fvector(), pt.lvector()
         node = OneDnnDropout().make_node(v, pt.dscalar(), s)
         storage = [[None], [None], [None]]
-        with pytest.raises(DnnValueError, match="p must be at least 0 and less than 1, got"):
+        with pytest.raises(DnnValueError, match="p must be at least 0 and at most 1, got"):
             node.op.perform(node, [x, np.array(value), state(1)], storage)
     half = np.ones(9, "float16")
     with pytest.raises(DnnTypeError, match="dropout supports float32 and float64, got float16"):

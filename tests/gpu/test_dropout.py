@@ -106,7 +106,7 @@ def test_shapes():
         call(
             "dnnops_cudnn_dropout_shape",
             GpuDnnDropoutOp(),
-            [device_tensor((3,)), np.array(1.0), state],
+            [device_tensor((3,)), np.array(1.5), state],
             outputs,
         )
     with pytest.raises(DnnValueError, match="2 bytes, expected 1"):
@@ -141,7 +141,7 @@ def test_random(dtype):
         shape = tuple(int(n) for n in rng.integers(0, 12, int(rng.integers(0, 5))))
         if number % 5 == 0:
             shape = (int(rng.integers(1, 200_000)),)
-        p = float(rng.choice([0.0, 0.5, rng.random() * 0.99]))
+        p = float(rng.choice([0.0, 0.5, 1.0, rng.random() * 0.99]))
         state = random_state(rng)
         x, gy = (rounded(rng.standard_normal(shape), dtype) for _ in range(2))
         given, g = on_gpu(x, dtype), on_gpu(gy, dtype)

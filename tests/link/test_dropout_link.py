@@ -35,7 +35,12 @@ def check_same_numbers(library, state, shape, dtype):
 
 
 @both_libraries
-def test_probability_as_a_variable(library):
-    arrays = (np.ones((40, 50)), np.array(0.1), np.array([5, 6]))
-    (y, _, _) = converted(library, Dropout(), *arrays, symbolic=[1])(*arrays)
-    np.testing.assert_array_equal(y == 0, perform(Dropout(), *arrays)[0] == 0)
+@pytest.mark.parametrize("p", [0.1, 1.0])
+def test_probability_as_a_variable(library, p):
+    arrays = (np.ones((40, 50)), np.array(p), np.array([5, 6]))
+    for symbolic in ([1], []):
+        y, reserve, _ = converted(library, Dropout(), *arrays, symbolic=symbolic)(*arrays)
+        np.testing.assert_array_equal(y, perform(Dropout(), *arrays)[0])
+        given = (arrays[0], arrays[1], reserve)
+        (gx,) = converted(library, DropoutGrad(), *given, symbolic=symbolic)(*given)
+        np.testing.assert_array_equal(gx, y)

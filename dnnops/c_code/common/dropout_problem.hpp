@@ -20,12 +20,17 @@ inline double read_probability(const dnnops_tensor &p) {
   if (p.dtype != DNNOPS_FLOAT64 || p.ndim != 0) fail(DNNOPS_TYPE_ERROR, "p must be a float64 scalar");
   double value;
   std::memcpy(&value, p.data, sizeof value);
-  if (!(value >= 0 && value < 1)) fail(DNNOPS_VALUE_ERROR, "p must be at least 0 and less than 1, got %g", value);
+  if (!(value >= 0 && value <= 1)) fail(DNNOPS_VALUE_ERROR, "p must be at least 0 and at most 1, got %g", value);
   return value;
 }
 
 // An element is dropped if its random word is below this threshold.
-inline uint32_t dropout_threshold(double p) { return static_cast<uint32_t>(p * 4294967296.0); }
+inline uint32_t dropout_threshold(double p) {
+  return p < 1 ? static_cast<uint32_t>(p * 4294967296.0) : 0xffffffffu;
+}
+
+// The factor of the elements that are kept. If p is 1, the largest word is not below the threshold.
+inline double dropout_scale(double p) { return p < 1 ? 1 / (1 - p) : 0; }
 
 inline DropoutPlace read_place(const dnnops_tensor &state) {
   int64_t words[2];

@@ -256,7 +256,8 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
         A float16, float32 or float64 tensor.
     axis : int or tuple of int, optional
         Axes over which the result sums to one. Without it, `x` must be a matrix, whose rows then
-        sum to one, or a vector, which is converted to a matrix with one row, as in Theano.
+        sum to one, or a vector, which is converted to a matrix with one row, as in Theano. A scalar
+        counts as a vector of one entry, as in PyTorch: its softmax is 1.
 
     Returns
     -------
@@ -269,13 +270,13 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
     DnnTypeError
         If the dtype is invalid, or if `axis` is neither an int nor a tuple of ints.
     DnnValueError
-        If `axis` is out of range, or missing for an operand that is not a vector or a matrix.
+        If `axis` is out of range, or missing for an operand of more than two dimensions.
 
     Notes
     -----
     `pytensor.tensor.special.softmax` differs only in the default of `axis`, which is all axes.
     """
-    return pt.special.softmax(*_scores_and_axis("softmax", x, axis))
+    return _along_axis(pt.special.softmax, "softmax", x, axis)
 
 
 def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable:
@@ -283,7 +284,7 @@ def log_softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVari
 
     See `softmax` for the parameters and errors. `logsoftmax` is an alias from Theano.
     """
-    return pt.special.log_softmax(*_scores_and_axis("log_softmax", x, axis))
+    return _along_axis(pt.special.log_softmax, "log_softmax", x, axis)
 
 
 logsoftmax = log_softmax
@@ -335,13 +336,17 @@ def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
     return softmax(x + b)
 
 
-def _scores_and_axis(where: str, x: Any, axis: Any) -> tuple[TensorVariable, Any]:
+def _along_axis(function: Callable[..., Any], where: str, x: Any, axis: Any) -> TensorVariable:
     x = float_tensor(where, "x", x)
+    if x.type.ndim == 0:
+        if axis is not None:
+            _checked_axes(where, axis, 1)
+        return function(x[None], axis=0)[0]
     if axis is not None:
-        return x, _checked_axes(where, axis, x.type.ndim)
+        return function(x, axis=_checked_axes(where, axis, x.type.ndim))
     if x.type.ndim not in (1, 2):
         raise DnnValueError(
             f"{where}: axis must be given for an x of {x.type.ndim} dimensions; it is optional only"
-            " for vectors and matrices"
+            " for scalars, vectors and matrices"
         )
-    return (x[None, :] if x.type.ndim == 1 else x), 1
+    return function(x[None, :] if x.type.ndim == 1 else x, axis=1)

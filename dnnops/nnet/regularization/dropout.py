@@ -103,7 +103,7 @@ def probability_variable(where: str, name: str, p: Any) -> TensorVariable:
     """Return a dropout probability as a float64 scalar, checking its value if it is constant."""
     p = float64_scalar(where, name, p)
     if isinstance(p, Constant):
-        probability(where, name, float(p.data))
+        probability(where, name, float(p.data), with_one=True)
     return p
 
 
@@ -111,9 +111,9 @@ class Dropout(Op):
     """Dropout: ``Dropout()(x, p, state)`` returns ``y``, ``reserve`` and ``next_state``.
 
     Each element becomes 0 with probability `p`, a float64 scalar; the others are multiplied by
-    ``1 / (1 - p)``. `reserve` is a uint8 vector that `DropoutGrad` needs. This Op stores one bit
-    per element in C order, starting with the lowest bit of each byte, and sets it for elements that
-    were kept. `next_state` is the state for the next call.
+    ``1 / (1 - p)``. If `p` is 1, all become 0. `reserve` is a uint8 vector that `DropoutGrad`
+    needs. This Op stores one bit per element in C order, starting with the lowest bit of each byte,
+    and sets it for elements that were kept. `next_state` is the state for the next call.
     """
 
     __props__: tuple[str, ...] = ()
@@ -160,11 +160,11 @@ class Dropout(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         x, p, state = inputs
         name = type(self).__name__
-        p = probability(name, "p", float(p))
+        p = probability(name, "p", float(p), with_one=True)
         state = np.ascontiguousarray(state)
         if state.shape != (2,):
             raise DnnValueError(f"{name}: state must have 2 entries, got {state.size}")
-        kept = random_words(state, x.size) >= np.uint32(int(p * 2**32))
+        kept = random_words(state, x.size) >= np.uint32(min(int(p * 2**32), 2**32 - 1))
         reserve = np.packbits(kept, bitorder="little")
         next_state = state.copy()
         blocks = np.array([BLOCKS * -(-x.size // GROUP)], dtype="uint64")
@@ -213,7 +213,7 @@ class DropoutGrad(Op):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         gy, p, reserve = inputs
         name = type(self).__name__
-        p = probability(name, "p", float(p))
+        p = probability(name, "p", float(p), with_one=True)
         if reserve.size != _reserve_length(gy.size):
             raise DnnValueError(
                 f"{name}: reserve has {reserve.size} bytes, expected {_reserve_length(gy.size)} "
@@ -241,9 +241,14 @@ def _reserve_length(count: Any) -> Any:
     return (count + 7) // 8
 
 
+def dropout_scale(p: float) -> float:
+    """Return the factor of the elements that are kept, which is 0 if `p` is 1."""
+    return 0.0 if p == 1 else 1 / (1 - p)
+
+
 def _scaled(x: np.ndarray, p: float, kept: np.ndarray) -> np.ndarray:
     wide = accumulator_dtype(x.dtype)
-    scaled = x.astype(wide, copy=False) * wide.type(1 / (1 - p))
+    scaled = x.astype(wide, copy=False) * wide.type(dropout_scale(p))
     return np.where(kept.reshape(x.shape), scaled, 0).astype(x.dtype)
 
 
@@ -325,7 +330,7 @@ def dropout(
     x : tensor_like
         A float16, float32 or float64 tensor with any number of dimensions.
     p : number or scalar variable
-        Probability that an element becomes 0, at least 0 and less than 1.
+        Probability that an element becomes 0. With 1, all do, and so do all gradients.
     seed : int, optional
         Seed, from 0 to ``2**64 - 1``. The result keeps its own state: each call of a compiled
         function draws new numbers, and compiling the same program again repeats the sequence. If

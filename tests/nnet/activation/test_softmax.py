@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytensor.gradient import DisconnectedType, disconnected_type, verify_grad
 from pytensor.tensor.special import log_softmax, softmax
 
+from dnnops import nnet
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import LogSoftmaxGrad, SoftmaxGrad
 from tests.oracle import (
@@ -186,3 +187,18 @@ def test_errors(op_class):
     values = {x: np.ones((2, 3), "float32"), y: np.ones((1, 3), "float32")}
     with pytest.raises(DnnValueError, match=rf"gz \(2, 3\), {second} \(1, 3\)"):
         evaluate(op(x, y), values)
+
+
+@pytest.mark.parametrize("axis", [None, 0, -1])
+def test_softmax_of_a_scalar(axis):
+    """As in PyTorch: a scalar is the only entry."""
+    x = pt.fscalar()
+    outputs = [nnet.softmax(x, axis=axis), nnet.log_softmax(x, axis=axis)]
+    assert [y.type.ndim for y in outputs] == [0, 0]
+    outputs += [pytensor.grad(y, x) for y in outputs]
+    for mode in (PERFORM_MODE, "CVM"):
+        f = pytensor.function([x], outputs, mode=mode)
+        assert [float(v) for v in f(np.float32(-3))] == [1, 0, 0, 0]
+    for wrong in (1, -2, (0, 0)):
+        with pytest.raises(DnnValueError, match="softmax: axis"):
+            nnet.softmax(x, axis=wrong)

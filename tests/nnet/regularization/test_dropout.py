@@ -295,8 +295,8 @@ def test_errors():
     for value in (1, np.random.RandomState(1)):
         with pytest.raises(DnnTypeError, match=r"rng must be a numpy\.random\.Generator, a shared"):
             dropout(x, 0.5, rng=value)
-    for value in (-0.1, 1.0, 1.5, 2):
-        with pytest.raises(DnnValueError, match="p must be at least 0 and less than 1, got"):
+    for value in (-0.1, 1.0001, 1.5, 2):
+        with pytest.raises(DnnValueError, match="p must be at least 0 and at most 1, got"):
             dropout(x, value, seed=1)
     for value in (np.nan, np.inf):
         with pytest.raises(DnnValueError, match="dropout: p must be finite, got"):
@@ -321,11 +321,24 @@ def test_errors():
     with pytest.raises(DnnTypeError, match="DropoutGrad: reserve must be a uint8 vector, got"):
         DropoutGrad()(x, 0.5, pt.lvector())
     y = dropout(x, p, seed=1)
-    for value in (1.0, -1e-9, np.nan):
-        with pytest.raises(DnnValueError, match="Dropout: p must be at least 0 and less than 1"):
+    for value in (1.01, -1e-9, np.nan):
+        with pytest.raises(DnnValueError, match="Dropout: p must be at least 0 and at most 1"):
             evaluate(y, {x: np.ones(3, "float32"), p: np.array(value)})
     reserve = pt.vector(dtype="uint8")
     gx = DropoutGrad()(x, 0.5, reserve)
     values = {x: np.ones(9, "float32"), reserve: np.ones(1, "uint8")}
     with pytest.raises(DnnValueError, match=r"reserve has 1 bytes, expected 2 .* shape \(9\)"):
         evaluate(gx, values)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_probability_of_one_drops_everything(symbolic):
+    """As in PyTorch, results and gradients are zero."""
+    x, p = pt.fmatrix(), pt.dscalar()
+    y = dropout(x, p if symbolic else 1, seed=3)
+    values = {x: np.full((70, 9), 2, "float32"), p: np.array(1.0)}
+    values = {x: np.full((70, 9), 2, "float32"), p: np.array(1.0)}
+    found = evaluate([y, pytensor.grad(y.sum(), x)], values)
+    for result in found:
+        assert result.dtype == "float32"
+        np.testing.assert_array_equal(result, np.zeros((70, 9)))

@@ -53,7 +53,7 @@ void drop_by_bits(const T *from, T *to, int64_t count, const uint8_t *bytes, T s
 template <class T>
 void forward(const dnnops_tensor &x, double p, DropoutPlace place, const dnnops_tensor &y, uint8_t *reserve) {
   const Pieces<T> source(x), result(y);
-  const T scale = (T)(1 / (1 - p));
+  const T scale = (T)dropout_scale(p);
   const uint32_t threshold = dropout_threshold(p);
   by_pieces(element_count(x.shape, x.ndim), [&](int64_t begin, int64_t count) {
     T read[kPiece], written[kPiece];
@@ -75,7 +75,7 @@ void forward(const dnnops_tensor &x, double p, DropoutPlace place, const dnnops_
 template <class T>
 void backward(const dnnops_tensor &gy, double p, const uint8_t *reserve, const dnnops_tensor &gx) {
   const Pieces<T> source(gy), result(gx);
-  const T scale = (T)(1 / (1 - p));
+  const T scale = (T)dropout_scale(p);
   by_pieces(element_count(gy.shape, gy.ndim), [&](int64_t begin, int64_t count) {
     T read[kPiece], written[kPiece];
     const T *from = source.read(begin, count, read);

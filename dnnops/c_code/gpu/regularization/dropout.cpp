@@ -36,7 +36,7 @@ Launch make_launch(const dnnops_tensor *inputs, void *to) {
   launch.to = to;
   launch.count = element_count(inputs[0].shape, inputs[0].ndim);
   launch.threshold = dropout_threshold(p);
-  launch.scale = 1 / (1 - p);
+  launch.scale = dropout_scale(p);
   return launch;
 }
 
