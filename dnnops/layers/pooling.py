@@ -11,6 +11,7 @@ from dnnops import nnet
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.layers.images import batched, by_width, size
 from dnnops.layers.layer import Layer
+from dnnops.nnet.validate import show_shape
 
 __all__ = [
     "SpatialAveragePooling",
@@ -88,6 +89,12 @@ class _Pooling(Layer):
     def _pooled(self, x: Any) -> Any:
         pool = nnet.pool_2d if len(self.kernel) == 2 else nnet.pool_3d
         extends = self.ceil_mode and any(self.pad)
+        spatial = zip(x.type.shape[-len(self.kernel) :], self.pad, self.kernel, strict=True)
+        if not self.ceil_mode and any(n is not None and n + 2 * p < k for n, p, k in spatial):
+            raise DnnValueError(
+                f"{self._name()}: windows of {self.kernel} with a padding of {self.pad} are larger"
+                f" than the input, {show_shape(x.type.shape)}"
+            )
         return pool(
             self._extended(x) if extends else x,
             self.kernel,
@@ -129,7 +136,8 @@ class SpatialMaxPooling(_Pooling):
     Notes
     -----
     ``forward(x)`` takes images of shape (batch, channels, rows, columns) or one image without a
-    batch. ``ceil()`` includes windows that extend past the end.
+    batch. ``ceil()`` includes windows that extend past the end. Without it, windows must not be
+    larger than padded images of known size.
     """
 
     mode = "max"

@@ -562,7 +562,12 @@ def test_recurrent_options():
         ),
         (lambda: layers.View(2, -1, -1), DnnValueError, "one of them -1"),
         (lambda: layers.View("a"), DnnTypeError, "sizes must be ints"),
-        (lambda: layers.Dropout(1.0), DnnValueError, "less than 1"),
+        (lambda: layers.Dropout(1.5), DnnValueError, "at most 1"),
+        (
+            lambda: layers.SpatialAveragePooling(64, 64)(pt.zeros((2, 3, 8, 8))),
+            DnnValueError,
+            r"windows of \(64, 64\) with a padding of \(0, 0\) are larger than the input",
+        ),
         (lambda: layers.LayerNorm(3)(pt.dmatrix().reshape((2, 4))), DnnValueError, "must be"),
         (lambda: layers.GroupNorm(2, 5), DnnValueError, "must divide"),
         (lambda: layers.MultiHeadAttention(8, 3), DnnValueError, "must divide"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import one_of, switch
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
 from dnnops.nnet.pool.op import Pool
-from dnnops.nnet.validate import as_floating, as_tensor, int_vector, is_int
+from dnnops.nnet.validate import as_floating, as_tensor, int_vector, is_int, show_shape
 
 __all__ = ["pool_2d", "pool_3d"]
 
@@ -64,6 +65,10 @@ def pool_nd(
     step = size if stride is None else vector("stride", stride)
     pad = vector("pad", 0 if pad is None else pad)
     out = over_leading_axes(op, [x], [size, step, pad])
+    if 0 in out.type.shape[lead:] and 0 not in x.type.shape[lead:]:
+        # Averages over an empty result are NaN, far from the reason.
+        message = f"{where}: no window fits in input of shape {show_shape(x.type.shape)}"
+        warnings.warn(DnnWarning(f"{message}, so the result is empty"), stacklevel=3)
     if kept.type.dtype == x.type.dtype:
         return out
     # Cast through int64, so that sums that are too large wrap around. Averages round toward zero.
@@ -172,7 +177,8 @@ def pool_2d(
     -------
     TensorVariable, (..., windows over the rows, windows over the columns)
         With `ignore_border`, an axis has ``(size + 2 * pad - ws) // stride + 1`` windows, or none
-        if the window is larger than the padded image. Otherwise, it has as many windows as start
+        if the window is larger than the padded image. The result is empty then; if the sizes are
+        known, there is a `DnnWarning`. Otherwise, it has as many windows as start
         inside the image or, if windows overlap, as many as are needed to cover it.
 
     Raises

@@ -16,7 +16,7 @@ from pytensor.gradient import (
     verify_grad,
 )
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
 from dnnops.nnet import (
     AveragePoolGrad,
     MaxPoolGrad,
@@ -476,3 +476,18 @@ def test_wrong_gradient_at_the_call():
     out = AveragePoolGrad(1, "sum", True)(x, gz, [2], [2], [0])
     with pytest.raises(DnnValueError, match=r"output \(1, 1, 2\), gz \(1, 1, 3\)"):
         evaluate(out, {x: np.ones((1, 1, 4)), gz: np.ones((1, 1, 3))})
+
+
+@pytest.mark.parametrize("mode", POOL_MODES)
+def test_no_window_fits(mode):
+    """The result is empty, and not silently: a mean over it is NaN."""
+    known, unknown = pt.tensor(dtype="float32", shape=(2, 3, 8, 8)), pt.ftensor4()
+    with pytest.warns(DnnWarning, match=r"pool_2d: no window fits in input of shape \(2, 3, 8, 8"):
+        out = pool_2d(known, 64, ignore_border=True, mode=mode)
+    assert out.type.shape == (2, 3, 0, 0)
+    out = pool_2d(unknown, 64, ignore_border=True, mode=mode)
+    images = np.ones((2, 3, 8, 8), "float32")
+    found, gradient = evaluate([out, pytensor.grad(out.sum(), unknown)], {unknown: images})
+    assert found.shape == (2, 3, 0, 0)
+    np.testing.assert_array_equal(gradient, 0 * images)
+    assert pool_2d(known, 64, ignore_border=False, mode=mode).type.shape == (2, 3, 1, 1)
