@@ -68,13 +68,44 @@ dnnl_data_type_t dnnl_dtype(int64_t dtype) {
   fail(DNNOPS_TYPE_ERROR, "oneDNN only supports this in float32, got %s", dtype_name(dtype));
 }
 
+namespace {
+// Whether strides agree, apart from those of axes of length 1.
+bool address_the_same(int64_t ndim, const int64_t *shape, const int64_t *a, const int64_t *b) {
+  for (int64_t i = 0; i < ndim; ++i)
+    if (shape[i] != 1 && a[i] != b[i]) return false;
+  return true;
+}
+
+void channels_last_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {
+  contiguous_strides(ndim, shape, strides);
+  strides[1] = 1;
+  for (int64_t i = 2; i < ndim; ++i) strides[i] *= std::max<int64_t>(shape[1], 1);
+}
+}  // namespace
+
 MemoryDesc memory_desc(int64_t ndim, const int64_t *shape, const int64_t *strides) {
   dnnl_memory_desc_t desc;
-  if (strides)
+  if (strides) {
+    // To recognize a format, oneDNN also compares the strides of axes of length 1, which address nothing. In a format
+    // that it does not know, some primitives only have a reference implementation.
+    int64_t contiguous[DNNL_MAX_NDIMS], last[DNNL_MAX_NDIMS];
+    contiguous_strides(ndim, shape, contiguous);
+    if (ndim > 2) channels_last_strides(ndim, shape, last);
+    if (address_the_same(ndim, shape, strides, contiguous))
+      strides = contiguous;
+    else if (ndim > 2 && address_the_same(ndim, shape, strides, last))
+      strides = last;
     DNNL_CHECK(dnnl_memory_desc_create_with_strides(&desc, (int)ndim, shape, dnnl_f32, strides));
-  else
+  } else {
     DNNL_CHECK(dnnl_memory_desc_create_with_tag(&desc, (int)ndim, shape, dnnl_f32, dnnl_format_tag_any));
+  }
   return MemoryDesc(desc);
+}
+
+bool is_reference(const_dnnl_primitive_desc_t desc) {
+  const char *name = nullptr;
+  DNNL_CHECK(dnnl_primitive_desc_query(desc, dnnl_query_impl_info_str, 0, &name));
+  return std::strncmp(name, "ref", 3) == 0;
 }
 
 void contiguous_strides(int64_t ndim, const int64_t *shape, int64_t *strides) {

@@ -48,6 +48,9 @@ dnnl_data_type_t dnnl_dtype(int64_t dtype);
 MemoryDesc memory_desc(int64_t ndim, const int64_t *shape, const int64_t *strides);
 void contiguous_strides(int64_t ndim, const int64_t *shape, int64_t *strides);
 
+// Whether oneDNN only has a reference implementation, which is many times slower than dnnops loops.
+bool is_reference(const_dnnl_primitive_desc_t desc);
+
 // Gets element strides that oneDNN can address. Returns false if the array must be packed.
 bool addressable_strides(const dnnops_tensor &tensor, int64_t *strides);
 

@@ -23,7 +23,7 @@ bool operator==(const Key &a, const Key &b) { return std::memcmp(&a, &b, sizeof 
 
 struct Entry {
   Plan plan;
-  bool packed = false;
+  bool packed = false, is_slow = false;  // slow: a reference implementation
   size_t pack_offset = 0;
 };
 
@@ -39,7 +39,7 @@ void end_padding(const PoolProblem &problem, int64_t *padding) {
 bool onednn_can(const PoolProblem &problem, int64_t dtype) {
   // oneDNN loses NaNs in maxima and does not support sums.
   if (dtype != DNNOPS_FLOAT32 || problem.mode == POOL_SUM || problem.mode == POOL_MAX) return false;
-  // For such gradients, oneDNN only has its reference implementation.
+  // oneDNN adds up windows that cover the whole image one element after the other.
   if (element_count(problem.top + 2, problem.spatial_ndim) == 1) return false;
   int64_t padding[3];
   end_padding(problem, padding);
@@ -93,6 +93,7 @@ std::shared_ptr<Entry> make_entry(const Key &key) {
       no_dilation, problem.pad, end, attributes.get()));
   PrimitiveDesc forward(made);
   if (!key.backward) {
+    entry->is_slow = is_reference(forward.get());
     plan.add_primitive(forward, {{DNNL_ARG_SRC, in}, {DNNL_ARG_DST, out}});
     return entry;
   }
@@ -100,11 +101,13 @@ std::shared_ptr<Entry> make_entry(const Key &key) {
                                                          plan.desc(in), problem.stride, problem.window, no_dilation,
                                                          problem.pad, end, forward.get(), attributes.get()));
   PrimitiveDesc backward(made);
+  entry->is_slow = is_reference(backward.get());
   plan.add_primitive(backward, {{DNNL_ARG_DIFF_DST, in}, {DNNL_ARG_DIFF_SRC, out}});
   return entry;
 }
 
-void run_onednn(const dnnops_context &context, const PoolProblem &problem, bool backward, const dnnops_tensor &in,
+// Returns false, and computes nothing, if the loops are faster than what oneDNN has.
+bool run_onednn(const dnnops_context &context, const PoolProblem &problem, bool backward, const dnnops_tensor &in,
                 dnnops_tensor &out) {
   Key key;
   std::memset(&key, 0, sizeof key);
@@ -112,12 +115,16 @@ void run_onednn(const dnnops_context &context, const PoolProblem &problem, bool 
   key.backward = backward;
   key.threads = thread_count();
   if (!addressable_strides(in, key.strides)) std::memset(key.strides, 0, sizeof key.strides);
+  bool is_done = true;
   with_entry(context, cache(), key, [&] { return make_entry(key); }, [&](Entry &entry, PlanRun &plan_run) {
+    is_done = !entry.is_slow;
+    if (!is_done) return;
     char *scratch = thread_scratch(entry.plan.scratch_bytes());
     void *data = in.data;
     if (entry.packed) pack(in, data = scratch + entry.pack_offset, false);
     plan_run({data, out.data}, scratch);
   });
+  return is_done;
 }
 
 // The operands of the loops, as contiguous arrays.
@@ -174,8 +181,9 @@ void run(const OpCall<PoolParams> &call) {
   dnnops_tensor &output = call.outputs[0];
   if (element_count(problem.top, image.ndim) == 0) return;
   expect_large(output);
-  if (onednn_can(problem, image.dtype) && !loops_are_faster(problem, image))
-    return run_onednn(call.context, problem, false, image, output);
+  if (onednn_can(problem, image.dtype) && !loops_are_faster(problem, image) &&
+      run_onednn(call.context, problem, false, image, output))
+    return;
   const Packed packed{&image};
   for_float_dtype(image.dtype, [&](auto zero) {
     using T = decltype(zero);
@@ -249,8 +257,9 @@ void run(const OpCall<AverageGradParams> &call) {
   expect_shape("the output's gradient", gradient, problem.top, image.ndim, image.dtype);
   if (element_count(problem.image, image.ndim) == 0) return;
   expect_large(output);
-  if (onednn_can(problem, image.dtype) && element_count(problem.top, image.ndim))
-    return run_onednn(call.context, problem, true, gradient, output);
+  if (onednn_can(problem, image.dtype) && element_count(problem.top, image.ndim) &&
+      run_onednn(call.context, problem, true, gradient, output))
+    return;
   const Packed packed{&gradient};
   for_float_dtype(image.dtype, [&](auto zero) {
     using T = decltype(zero);
