@@ -142,6 +142,12 @@ _PROGRAMS = {
         "gpu/pool/pool_cells_addend.cuh",
         "gpu/pool/pool_cells_overlap.cuh",
     ),
+    "pool_windows": (
+        "gpu/pool/pool_windows_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/pool/pool_windows.cuh",
+    ),
     "reduction": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

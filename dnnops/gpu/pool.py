@@ -137,8 +137,8 @@ class GpuDnnPool(GpuDnnPoolBase):
     """`Pool` on cuDNN, called as ``GpuDnnPool(mode)(x, ws, stride, pad)``.
 
     `x` has the shape (batch, channels, spatial...). The other operands are int64 vectors with an
-    entry for each spatial axis. See `GpuDnnPoolBase` for the parameters. A dnnops kernel computes
-    the maxima of small windows on channels-last images.
+    entry for each spatial axis. See `GpuDnnPoolBase` for the parameters. dnnops kernels compute
+    maxima: cuDNN's maximum of a window of minus infinity is the lowest finite number.
     """
 
     operands = ("x",)

@@ -71,7 +71,7 @@ class Configuration(NamedTuple):
     options: str
 
 
-def _problem(case: PoolCase) -> ctypes.Array:
+def pool_problem(case: PoolCase) -> ctypes.Array:
     """Return a ``PoolProblem``."""
     words = [case.ndim, POOL_MODES.index(case.mode), int(case.ignore_border)]
     shapes = (case.img_shape, 5), (case.out_shape, 5)
@@ -112,7 +112,7 @@ class HostPoolCells:
         program, options = (ctypes.create_string_buffer(1024) for _ in range(2))
         item = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
         numbers = int(gradient), DTYPE_CODES[dtype], item, addend
-        blocks = self._library.describe(_problem(case), *numbers, program, options)
+        blocks = self._library.describe(pool_problem(case), *numbers, program, options)
         return blocks, Configuration(program.value.decode(), options.value.decode())
 
     def run(
@@ -139,4 +139,4 @@ class HostPoolCells:
         pointers = map(ctypes.c_void_p, arrays)
         run = getattr(self._library, f"run_{number}")
         words = ctypes.c_longlong(pitch), ctypes.c_uint(seed)
-        assert run(_problem(case), DTYPE_CODES[dtype], *pointers, *words) == 0
+        assert run(pool_problem(case), DTYPE_CODES[dtype], *pointers, *words) == 0

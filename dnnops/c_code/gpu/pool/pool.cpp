@@ -6,6 +6,7 @@
 #include "../base/node_state.hpp"
 #include "../kernels/kernel_loader.hpp"
 #include "pool_cells.hpp"
+#include "pool_windows.hpp"
 
 namespace dnnops {
 
@@ -73,7 +74,8 @@ struct PoolState : KeyedState<PoolKey> {
   PoolingDescriptor pooling;
   TensorDescriptor image, top, pooled, gradient;
   PoolCells cells;
-  Kernel kernel;  // if cells exist
+  PoolWindows windows;
+  Kernel kernel;  // if cells or windows exist
   AddendRows addend;
 };
 
@@ -146,6 +148,26 @@ void copy_addend(const PoolState &state, const PoolCall &call) {
                                    stream));
 }
 
+// cuDNN's maximum of a window of -infinity is the lowest finite number.
+PoolWindows windows_of(const PoolProblem &problem, const dnnops_tensor &image, const Tensor &top) {
+  const int64_t formats = is_packed(top) ? dense_formats(top) : 0;
+  if (!formats) return {};
+  int64_t strides[5];
+  for (int64_t i = 0; i < image.ndim; ++i) strides[i] = image.strides[i] / item_size(image.dtype);
+  return pool_windows(problem, strides, !(formats & FORMAT_CONTIGUOUS), image.dtype);
+}
+
+// Loads a kernel. Returns false if there is none: cuDNN needs no kernel.
+bool loads(PoolState &state, const Handle &handle, const char *program, const char *name, const std::string &options) {
+  try {
+    state.kernel = load_kernel(handle, program, name, options);
+    return true;
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_NOT_SUPPORTED) throw;
+    return false;
+  }
+}
+
 void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
   const PoolProblem problem = problem_of(call);
   const dnnops_tensor &output = call.outputs[0];
@@ -183,13 +205,14 @@ void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
                                                          : has_vectors(tensors[1])))
       state.cells = pool_cells(problem, call.params.gradient, dtype, item_size(dtype), addend_kind(state, call));
     if (state.cells.exist) {
-      try {
-        state.kernel = load_kernel(handle, state.cells.program, state.cells.kernel, state.cells.options);
-        return;
-      } catch (const Error &error) {
-        if (error.status != DNNOPS_NOT_SUPPORTED) throw;
-        state.cells.exist = false;  // cuDNN needs no kernel
-      }
+      state.cells.exist = loads(state, handle, state.cells.program, state.cells.kernel, state.cells.options);
+      if (state.cells.exist) return;
+    }
+    state.windows = {};
+    if (!call.params.gradient) state.windows = windows_of(problem, call.inputs[0], tensors[1]);
+    if (state.windows.exist) {
+      state.windows.exist = loads(state, handle, "pool_windows", "max_pool_windows", state.windows.options);
+      if (state.windows.exist) return;
     }
     set_pooling(state, call, problem);
     canonicalize_together(all, count);
@@ -240,6 +263,14 @@ void run(const PoolCall &call) {
     params.result = output.data;
     void *arguments[] = {&params};
     launch_kernel(state.kernel, state.cells.blocks, CELL_THREADS, 0, context.stream, arguments);
+    return;
+  }
+  if (state.windows.exist) {
+    PoolWindowsParams params = state.windows.params;
+    params.x = call.inputs[0].data;
+    params.result = output.data;
+    void *arguments[] = {&params};
+    launch_kernel(state.kernel, state.windows.blocks, WINDOW_THREADS, 0, context.stream, arguments);
     return;
   }
   const Scalar scale(state.scale, output.dtype), zero(0, output.dtype), one(1, output.dtype);
