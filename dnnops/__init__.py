@@ -14,6 +14,7 @@ from dnnops.__about__ import __version__
 from dnnops.cli import is_command, is_command_line
 from dnnops.config import quiet_unknown_flag_warnings, register_flags
 from dnnops.errors import DnnValueError
+from dnnops.hints import no_attribute
 from dnnops.mode_flag import accept_modes, mode_kept_back
 
 try:
@@ -92,6 +93,9 @@ __all__ = [
 ]
 
 
+_unknown = no_attribute(__name__)
+
+
 def __dir__() -> list[str]:
     """Return the public names, without the modules that define them."""
     return list(__all__)
@@ -102,6 +106,6 @@ def __getattr__(name: str) -> Any:
     if name in ("layers", "mixed_precision", "optim"):
         return import_module(f"dnnops.{name}")
     if name not in ("explain", "explanation"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _unknown(name)
     package = import_module("dnnops.explanation")
     return package if name == "explanation" else package.explain

@@ -14,6 +14,7 @@ import numpy as np
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.hints import value_hint
 
 __all__ = [
     "MAX_PARAMETER",
@@ -55,6 +56,7 @@ def one_of(where: str, name: str, value: Any, accepted: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in accepted:
         raise DnnValueError(
             f"{where}: {name} must be one of {', '.join(accepted)}, got {shown(value)}"
+            f"{value_hint(name, value)}"
         )
     return value
 

@@ -419,6 +419,8 @@ def register_flags() -> None:
     """
     from pytensor.configdefaults import config
 
+    from dnnops.flag_names import suggest_flags, warn_of_unknown_flags
+
     _adopt_own_variable(config)
     for flag in FLAGS:
         if flag.key in config._config_var_dict:
@@ -430,6 +432,8 @@ def register_flags() -> None:
             # add() registers the flag before it reads the user's value.
             config._config_var_dict.pop(flag.key, None)
             raise
+    warn_of_unknown_flags(config)
+    suggest_flags(config)
 
 
 def flag_value(name: str) -> Any:
@@ -492,9 +496,11 @@ def _adopt_own_variable(config: PyTensorConfigParser) -> None:
             continue  # see dnnops.mode_flag
         flag = next((flag for flag in FLAGS if name in (flag.name, flag.key)), None)
         if flag is None:
-            raise DnnValueError(
-                f"{VARIABLE}: dnnops has no flag {name}; set PyTensor's flags in PYTENSOR_FLAGS"
-            )
+            from dnnops.flag_names import flag_hint
+
+            hint = flag_hint(name, [flag.key for flag in FLAGS])
+            elsewhere = "; set PyTensor's flags in PYTENSOR_FLAGS"
+            raise DnnValueError(f"{VARIABLE}: dnnops has no flag {name}{hint or elsewhere}")
         if flag.key in config._config_var_dict:
             continue  # read before
         for spelling in (flag.name, flag.key):

@@ -22,6 +22,14 @@ class DnnTypeError(DnnError, TypeError):
     """Raised for a dtype or rank that an Op does not accept."""
 
 
+class DnnUnknownFlagError(DnnError, KeyError):
+    """Raised for a flag that does not exist."""
+
+    def __str__(self) -> str:
+        # Not the representation of the key.
+        return str(self.args[0])
+
+
 class DnnNotSupportedError(DnnError, NotImplementedError):
     """Raised for valid operands or parameters that the library does not support."""
 

@@ -251,7 +251,7 @@ def test_both_variables_may_set_a_flag_to_the_same():
 @pytest.mark.parametrize(
     ("own", "shared", "message"),
     [
-        ("dnn.conv.algo=fft", "", "DNNOPS_FLAGS: dnnops has no flag dnn.conv.algo; set PyTensor's"),
+        ("dnn.conv.algo=fft", "", "has no flag dnn.conv.algo; did you mean dnn.conv.algo_fwd?"),
         (
             "floatX=float32",
             "",

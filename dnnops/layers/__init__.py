@@ -7,6 +7,7 @@ other part of PyTensor.
 
 import sys
 
+from dnnops.hints import explain_arguments, no_attribute
 from dnnops.layers.activation import (
     GELU,
     ClippedReLU,
@@ -148,6 +149,8 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+__getattr__ = no_attribute(__name__)
+explain_arguments(__name__)
 show_places()
 # `benchmark`, `fastest` and `verbose`
 sys.modules[__name__].__class__ = WithSwitches

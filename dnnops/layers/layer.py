@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 from dnnops.arguments import host_array, shown, switch
 from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
+from dnnops.hints import explained
 from dnnops.layers import places, saving
 from dnnops.layers.initializers import Initializer, generator
 from dnnops.layers.streams import Streams, generators_in, split_name
@@ -91,6 +92,11 @@ class Layer:
         self._buffers: dict[str, SharedVariable] = {}
         self._updates: dict[SharedVariable, Variable] = {}
         self._streams = Streams()
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
 
     def _name(self) -> str:
         return type(self).__name__

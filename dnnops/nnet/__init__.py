@@ -3,6 +3,7 @@
 The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 """
 
+from dnnops.hints import explain_arguments, no_attribute
 from dnnops.nnet import vectorize  # noqa: F401 - registers with vectorize_graph
 from dnnops.nnet.activation.elementwise import (
     gelu,
@@ -273,3 +274,7 @@ __all__ = [
 def __dir__() -> list[str]:
     """Return the public names, without the submodules that define them."""
     return list(__all__)
+
+
+__getattr__ = no_attribute(__name__)
+explain_arguments(__name__)

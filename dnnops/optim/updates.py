@@ -267,8 +267,9 @@ def _gradients(where: str, loss: Any, parameters: dict[str, Any]) -> list[Any]:
 
 def _unused(where: str, loss: Any, parameters: dict[str, Any]) -> str:
     """Return an error message that names the parameters without a gradient."""
+    variables: Any = list(parameters.values())
     found: Any = pytensor.grad(
-        loss, list(parameters.values()), disconnected_inputs="ignore", return_disconnected="None"
+        loss, variables, disconnected_inputs="ignore", return_disconnected="none"
     )
     names = [name for name, g in zip(parameters, found, strict=True) if g is None]
     return (

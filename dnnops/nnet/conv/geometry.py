@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.hints import value_hint
 from dnnops.nnet.validate import (
     MAX_PARAMETER,
     int_tuple,
@@ -65,6 +66,7 @@ def canonical_border_mode(border_mode: Any, ndim: int, where: str = "convolution
         raise DnnValueError(
             f"{where}: border_mode must be 'valid', 'half', 'full', an int, or a tuple of "
             f"{ndim} ints or pairs of ints, got {shown(border_mode)}"
+            f"{value_hint('border_mode', border_mode)}"
         )
     pairs = tuple(int_tuple(where, "padding (border_mode)", e, 2, 0) for e in border_mode)
     return tuple((begin, end) for begin, end in pairs)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
+from dnnops.hints import value_hint
 from dnnops.nnet.conv.op import refuse_unshared
 from dnnops.nnet.validate import (
     int_tuple,
@@ -400,7 +401,7 @@ def _border(where: str, border_mode: Any) -> Any:
         kind = DnnValueError if isinstance(border_mode, str) else type(error)
         raise kind(
             f"{where}: border_mode must be 'valid', 'half', 'full', a non-negative int or a pair of"
-            f" such ints, got {shown(border_mode)}"
+            f" such ints, got {shown(border_mode)}{value_hint('border_mode', border_mode)}"
         ) from None
     return None if _unknown(*pads) else pads
 
