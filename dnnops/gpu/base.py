@@ -264,7 +264,8 @@ class CudnnOp(DeviceOp, RuntimeOp):
     def c_code(
         self, node: Apply, name: str, inputs: list[str], outputs: list[str], sub: dict[str, str]
     ) -> str:
-        names, arrays = list(inputs), []
+        names = list(inputs)
+        arrays: list[str] = []
         for i, x in enumerate(node.inputs):
             if is_on_device(x):
                 names[i] = f"taken[{len(arrays)}]"

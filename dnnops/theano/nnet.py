@@ -56,7 +56,7 @@ def elu(x: Any, alpha: Any = 1) -> Any:
     if isinstance(alpha, np.ndarray) and alpha.ndim == 0:
         alpha = alpha.item()
     if isinstance(alpha, (int, float, np.number)):
-        return nnet.elu(x, alpha)
+        return nnet.elu(x, float(alpha))
     # The minimum keeps the gradient finite where the other branch is taken.
     x = pt.as_tensor_variable(x)
     return pt.switch(pt.gt(x, 0), x, alpha * pt.expm1(pt.minimum(x, 0)))

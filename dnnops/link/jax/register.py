@@ -44,8 +44,8 @@ def jax_funcify_size_of_values(op: SizeOfValues, node: Apply, **kwargs: Any) -> 
 def jax_funcify_static_arange(op: StaticARange, **kwargs: Any) -> Callable[..., Any]:
     """Convert a range of known length."""
 
-    def static_arange(*bounds: Any) -> Any:
-        return jnp.arange(*(int(bound) for bound in bounds), dtype=op.dtype)
+    def static_arange(start: Any, stop: Any, step: Any) -> Any:
+        return jnp.arange(int(start), int(stop), int(step), dtype=op.dtype)
 
     return static_arange
 
