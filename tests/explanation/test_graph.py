@@ -180,7 +180,7 @@ def test_what_python_launches_is_not_run_by_dnnops():
         nodes = describe_graph(fgraph, **options)
         return {node.op: node.library for node in nodes if node.device != "cpu"}
 
-    assert libraries() == {"GpuElemwise{exp}": "dnnops", "GpuSubtensor": "CuPy"}
+    assert libraries() == {"GpuElemwise{exp}": "dnnops", "GpuWindow": "CuPy"}
     with pytensor.config.change_flags(dnn__prepared_calls=False):
         assert set(libraries().values()) == {"CuPy"}
     assert set(libraries(compiled=()).values()) == {"CuPy"}
