@@ -21,6 +21,20 @@ COMMANDS = {
 }
 
 
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
+    )
+    parser.add_argument("--version", action="version", version=f"dnnops {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command")
+    for name, module in COMMANDS.items():
+        module.add_arguments(
+            commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        )
+    return parser
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -35,15 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0 for success, 1 for a reported failure, 2 for an invalid command line, 130 if
         interrupted, 141 if the reader of the output has closed the pipe.
     """
-    parser = argparse.ArgumentParser(
-        prog="dnnops", description="Neural-network operations for PyTensor on cuDNN and oneDNN."
-    )
-    parser.add_argument("--version", action="version", version=f"dnnops {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command")
-    for name, module in COMMANDS.items():
-        module.add_arguments(
-            commands.add_parser(name, help=module.HELP, description=module.__doc__)
-        )
+    parser = make_parser()
     args = parser.parse_args(argv)
     if args.command is None:
         parser.print_help()
