@@ -47,7 +47,7 @@ def train(epsilon, factor):
 WRONG_VALUES = {
     **{
         f"dropout p={p}": (Dropout(), (_IMAGE, np.array(p), np.array([1, 2])), 1, "p must be")
-        for p in (1.5, 1.0, -0.1, np.nan)
+        for p in (1.5, 1.01, -0.1, np.nan)
     },
     "dropout gradient": (
         DropoutGrad(),

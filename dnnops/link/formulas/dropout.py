@@ -15,8 +15,8 @@ __all__ = ["dropout", "dropout_gradient", "kept_elements"]
 def kept_elements(lib: Any, state: Any, shape: Any, p: Any) -> Any:
     """Return whether each element of an array of the given shape is kept."""
     words = philox_words(lib, state, shape)
-    # The threshold of a probability of 1 exceeds every word.
-    return (words >= lib.word(p * 2.0**32)) & (p < 1)
+    # The threshold of a probability of 1 would exceed every word.
+    return (words >= lib.word(p * (p < 1) * 2.0**32)) & (p < 1)
 
 
 def _scale(p: Any) -> Any:
