@@ -102,9 +102,10 @@ class GpuDnnActivationGrad(GpuDnnActivationBase, GpuAbstractOp):
     `gy` is the gradient with respect to the output `y`. See `GpuDnnActivationBase` for the
     parameters.
 
-    cuDNN uses a slope of 1 for clipped relu at exactly the ceiling and for elu at exactly 0.
-    `dnnops.nnet.clipped_relu` and `elu` don't call cuDNN; their slopes at these points are 0 and
-    alpha on every device.
+    cuDNN uses a slope of 1 for clipped relu at exactly the ceiling; `dnnops.nnet.clipped_relu`
+    doesn't call it and has the slope 0 there on every device. A dnnops kernel computes the
+    gradients of elu, whose small slopes have no digits in cuDNN, and of swish, which is NaN there
+    for the largest numbers. Its slope of elu at 0 is alpha.
     """
 
     operands = ("x", "y", "gy")

@@ -36,6 +36,12 @@ _POOL_CELLS = (
 
 #: Files of each program, relative to ``c_code``.
 _PROGRAMS = {
+    "activation_grad": (
+        "gpu/activation/activation_grad_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/activation/activation_grad.cuh",
+    ),
     "depthwise": (
         "gpu/depthwise/depthwise_params.hpp",
         "gpu/kernels/kernel.cuh",

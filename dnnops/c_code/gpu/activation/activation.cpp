@@ -4,6 +4,8 @@
 #include "../base/handle.hpp"
 #include "../base/merged_axes.hpp"
 #include "../base/node_state.hpp"
+#include "../kernels/kernel_loader.hpp"
+#include "activation_grad_params.hpp"
 
 namespace dnnops {
 
@@ -18,7 +20,9 @@ struct ActivationParams {
   int input_count() const { return gradient ? 3 : 1; }
 };
 
-constexpr int ACTIVATION_SWISH = 6, PROPAGATE_NAN = 1;
+constexpr int ACTIVATION_ELU = 4, ACTIVATION_SWISH = 6, PROPAGATE_NAN = 1;
+// As in activation_grad.cuh: the threads of a block, and its elements.
+constexpr int64_t GRAD_THREADS = 256, GRAD_ELEMENTS = 1024;
 
 // Forward: x; gradient: x, the output, and the gradient with respect to it.
 void check_operands(const ActivationParams &params, const dnnops_tensor *inputs) {
@@ -38,6 +42,8 @@ struct ActivationState : KeyedState<ActivationKey> {
   bool empty = false;
   TensorDescriptor array;
   ActivationDescriptor activation;
+  bool has_kernel = false;
+  Kernel kernel;
 };
 
 void describe(ActivationState &state, const ActivationParams &params, const dnnops_tensor &x) {
@@ -50,8 +56,22 @@ void describe(ActivationState &state, const ActivationParams &params, const dnno
   if (mode == ACTIVATION_SWISH) DNNOPS_LEGACY(cudnnSetActivationDescriptorSwishBeta, state.activation, params.coef);
 }
 
+// Loads the kernel of a gradient that cuDNN computes wrong. Where it does not compile, cuDNN runs.
+bool loads_kernel(ActivationState &state, const ActivationParams &params, int64_t dtype, const Handle &handle) {
+  if (!params.gradient || (params.mode != ACTIVATION_ELU && params.mode != ACTIVATION_SWISH)) return false;
+  const std::string swish = std::to_string(params.mode == ACTIVATION_SWISH);
+  try {
+    state.kernel = load_kernel(handle, "activation_grad", "activation_grad",
+                               "-DSWISH=" + swish + " -DDTYPE=" + std::to_string(dtype));
+    return true;
+  } catch (const Error &error) {
+    if (error.status != DNNOPS_NOT_SUPPORTED) throw;
+    return false;
+  }
+}
+
 void prepare(ActivationState &state, const ActivationParams &params,
-             const dnnops_tensor *inputs, const dnnops_tensor &output) {
+             const dnnops_tensor *inputs, const dnnops_tensor &output, const Handle &handle) {
   check_operands(params, inputs);
   const dnnops_tensor &x = inputs[0];
   if (!same_shape(output, x))
@@ -59,6 +79,7 @@ void prepare(ActivationState &state, const ActivationParams &params,
   for (int i = 0; i < params.input_count(); ++i) require_contiguous(inputs[i]);
   require_contiguous(output);
   state.empty = !element_count(x.shape, x.ndim);
+  state.has_kernel = !state.empty && loads_kernel(state, params, x.dtype, handle);
   if (!state.empty) describe(state, params, x);
 }
 
@@ -73,8 +94,16 @@ void run(const OpCall<ActivationParams> &call) {
   key.handle = handle.number;
   for (int i = 0; i < 3; ++i) read_key(key.arrays[i], inputs[params.gradient ? i : 0]);
   read_key(key.arrays[3], output);
-  state.prepare_for(key, [&] { prepare(state, params, inputs, output); });
+  state.prepare_for(key, [&] { prepare(state, params, inputs, output, handle); });
   if (state.empty) return;
+  if (state.has_kernel) {
+    const int64_t count = element_count(output.shape, output.ndim);
+    ActivationGradParams given{inputs[0].data, inputs[2].data, output.data, count, params.coef};
+    void *arguments[] = {&given};
+    const auto blocks = static_cast<unsigned>((count + GRAD_ELEMENTS - 1) / GRAD_ELEMENTS);
+    launch_kernel(state.kernel, blocks, GRAD_THREADS, 0, call.context.stream, arguments);
+    return;
+  }
   const Scalar one(1, output.dtype), zero(0, output.dtype);
   if (params.gradient)
     DNNOPS_LEGACY(cudnnActivationBackward, handle.cudnn, state.activation, one.pointer(), state.array, inputs[1].data,
