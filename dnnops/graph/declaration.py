@@ -330,22 +330,43 @@ class Declaration(
             if tensor.is_virtual:
                 raise DnnValueError(f"no operation computes the virtual tensor {tensor.name!r}")
         self._check_ranks()
+        self._check_order()
         for node in self.nodes:
             self._infer_types(node)
             node.infer()
-        self._check_ranks()
+        self._check_ranks(is_inferred=True)
         self._number_tensors()
         for node in self.nodes:
             node.bind(self._make_number)
         self._number_tensors()
 
-    def _check_ranks(self) -> None:
+    def _check_ranks(self, is_inferred: bool = False) -> None:
         for tensor in self.tensors.values():
-            if tensor.dim and tensor.stride and len(tensor.dim) != len(tensor.stride):
+            is_set = is_inferred or (tensor.dim and tensor.stride)
+            if is_set and len(tensor.dim) != len(tensor.stride):
                 raise DnnValueError(
                     f"tensor {tensor.name!r} has dim {tensor.dim} and stride {tensor.stride},"
                     " which have different lengths"
                 )
+            if any(n >= 2**63 for n in (*tensor.dim, *tensor.stride)):
+                raise DnnValueError(
+                    f"tensor {tensor.name!r} has dim {tensor.dim} and stride {tensor.stride},"
+                    " which do not fit into 64 bits"
+                )
+            if tensor.is_pass_by_value and math.prod(tensor.dim) != 1:
+                raise DnnValueError(
+                    f"tensor {tensor.name!r} is passed by value and has dim {tensor.dim}; expected"
+                    " one element"
+                )
+
+    def _check_order(self) -> None:
+        """Check that no tensor is read before it is computed, as a stored graph could ask for."""
+        waiting = [id(x) for node in self.nodes for x in node.outputs.values()]
+        for node in self.nodes:
+            early = [x.name for x in node.inputs.values() if id(x) in waiting]
+            if early:
+                raise DnnValueError(f"{node.where} reads {early[0]!r} before it is computed")
+            waiting = waiting[len(node.outputs) :]
 
     def _make_number(self, name: str, value: float) -> Tensor:
         made = Tensor(self, name, [1] * 4, [1] * 4, data_type.FLOAT, is_pass_by_value=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnError, DnnValueError
 from dnnops.graph import names
 from dnnops.graph.names import data_type
 from dnnops.graph.nodes.attention import Sdpa, SdpaBackward
@@ -46,13 +46,19 @@ _KINDS: dict[str, Any] = {
 }
 
 
+#: The enums that a parameter may be a member of.
+_ENUMS = {enum.__name__: enum for kind in _KINDS.values() for enum in kind.members.values()}
+
+
 def _pack(value: Any) -> Any:
     return [type(value).__name__, value.name] if isinstance(value, Enum) else value
 
 
 def _unpack(value: Any) -> Any:
-    if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
-        return getattr(names, value[0])[value[1]]
+    """Return the member of an enum that two words name; the operation checks anything else."""
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(x, str) for x in value):
+        kind, name = value
+        return getattr(_ENUMS.get(kind), "__members__", {}).get(name, value)
     return value
 
 
@@ -111,11 +117,15 @@ def add_from_data(graph: Any, data: Any) -> None:
     ------
     DnnValueError
         If it is not such data, or of another version.
+    DnnTypeError, DnnValueError
+        If the graph's methods would refuse a tensor or an operation.
     """
     if not isinstance(data, dict) or data.get("version") != VERSION:
         raise DnnValueError(f"expected a graph of dnnops, version {VERSION}")
     try:
         _add(graph, data)
+    except DnnError:
+        raise
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise DnnValueError(f"the data of the graph are damaged: {error!r}") from error
 

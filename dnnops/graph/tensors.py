@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any, Self
 
@@ -21,11 +22,13 @@ from dnnops.graph.names import (
 __all__ = [
     "ALIGNMENT",
     "Tensor",
+    "as_flag",
     "as_integer",
     "as_name",
     "as_number",
     "as_sizes",
     "order_of",
+    "sizes_from",
     "strides_of",
     "tensor",
 ]
@@ -58,6 +61,19 @@ def as_number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise DnnTypeError(f"{what} must be a number, got {value!r}")
     return float(value)
+
+
+def as_flag(value: Any, what: str) -> bool:
+    """Return True or False.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise DnnTypeError(f"{what} must be True or False, got {value!r}")
+    return value
 
 
 def as_name(value: Any) -> str:
@@ -104,6 +120,11 @@ def as_sizes(value: Any, what: str, least: int | None = None) -> list[int]:
     ):
         raise DnnValueError(f"{what} must be at least {least} and fit into 64 bits, got {numbers}")
     return numbers
+
+
+def sizes_from(least: int) -> Callable[[Any, str], list[int]]:
+    """Return `as_sizes` for numbers of at least `least`."""
+    return partial(as_sizes, least=least)
 
 
 def strides_of(dim: Sequence[int], order: Sequence[int] | None = None) -> list[int]:

@@ -56,8 +56,8 @@ class pygraph(ExecutableGraph):
 
         Raises
         ------
-        DnnValueError
-            If the graph is not empty, or the data are damaged.
+        DnnTypeError, DnnValueError
+            If the graph is not empty, or the data are damaged; as the graph's methods raise.
         CudnnError
             If cuDNN refuses the plan.
         """
@@ -79,9 +79,9 @@ class pygraph(ExecutableGraph):
         add_from_data(fresh, read)
         try:
             fresh.validate()
-        except (LookupError, TypeError, AttributeError) as error:
-            if isinstance(error, DnnError):
-                raise
+        except DnnError:
+            raise
+        except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
             raise DnnValueError(f"the data of the graph are damaged: {error!r}") from error
         if read.get("plan"):
             fresh.load_plan(read["plan"])

@@ -13,7 +13,7 @@ from dnnops.graph.names import (
     diagonal_alignment,
 )
 from dnnops.graph.nodes.attention import Sdpa, SdpaBackward
-from dnnops.graph.tensors import Tensor, as_number
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["AttentionMethods"]
 
@@ -128,9 +128,9 @@ class AttentionMethods(Methods):
                 operands,
                 name,
                 compute_data_type,
-                attn_scale=None if attn_scale is None else as_number(attn_scale, "attn_scale"),
+                attn_scale=attn_scale,
                 causal_mask=is_causal,
-                dropout_probability=None if dropout is None else float(dropout[0]),
+                dropout_probability=None if dropout is None else dropout[0],
                 generate_stats=bool(generate_stats),
             )
         ]
@@ -194,9 +194,9 @@ class AttentionMethods(Methods):
             operands,
             name,
             compute_data_type,
-            attn_scale=None if attn_scale is None else as_number(attn_scale, "attn_scale"),
+            attn_scale=attn_scale,
             causal_mask=is_causal,
-            dropout_probability=None if dropout is None else float(dropout[0]),
+            dropout_probability=None if dropout is None else dropout[0],
         )
 
     scaled_dot_product_flash_attention = sdpa
@@ -218,11 +218,9 @@ def _attention(
     operands = {**operands, "BIAS": bias, "SEQ_LEN_Q": seq_len_q, "SEQ_LEN_KV": seq_len_kv}
     if dropout is not None:
         try:
-            probability, seed, offset = dropout
+            _, seed, offset = dropout
         except (TypeError, ValueError) as error:
             raise DnnTypeError("attention: dropout must be (probability, seed, offset)") from error
-        if not 0 <= as_number(probability, "attention: the probability") < 1:
-            raise DnnValueError(f"attention: the probability {probability} is not in [0, 1)")
         operands |= {"SEED": seed, "OFFSET": offset}
     return operands
 

@@ -7,7 +7,7 @@ from typing import Any
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import convolution_mode, data_type
 from dnnops.graph.nodes.convolution import ConvDgrad, ConvFprop, ConvWgrad, as_padding
-from dnnops.graph.tensors import Tensor, as_sizes
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["ConvolutionMethods"]
 
@@ -39,8 +39,8 @@ class ConvolutionMethods(Methods):
             compute_data_type,
             pre_padding=before,
             post_padding=after,
-            stride=as_sizes(stride, "stride", 1),
-            dilation=as_sizes(dilation, "dilation", 1),
+            stride=stride,
+            dilation=dilation,
             math_mode=convolution_mode,
         )
         return result

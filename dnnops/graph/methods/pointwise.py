@@ -9,7 +9,7 @@ from typing import Any
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import data_type
 from dnnops.graph.nodes.pointwise import POINTWISE, Pointwise
-from dnnops.graph.tensors import Tensor, as_integer, as_number
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["PointwiseMethods"]
 
@@ -62,11 +62,7 @@ def _method(name: str) -> Callable[..., Tensor]:
         bound.apply_defaults()
         values = bound.arguments
         operands = {f"IN_{i}": values[operand] for i, operand in enumerate(method.operands)}
-        parameters = {
-            word: as_integer(values[key], key) if key == "axis" else as_number(values[key], key)
-            for key, _, word in given
-            if values[key] is not None
-        }
+        parameters = {word: values[key] for key, _, word in given if values[key] is not None}
         (result,) = values["self"].add_operation(
             Pointwise,
             operands,

@@ -8,7 +8,7 @@ from dnnops.errors import DnnValueError
 from dnnops.graph.methods.base import Methods
 from dnnops.graph.names import data_type, padding_mode, resample_mode
 from dnnops.graph.nodes.resampling import Resample, ResampleBackward
-from dnnops.graph.tensors import Tensor, as_sizes
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["PoolingMethods"]
 
@@ -97,9 +97,9 @@ def _window(
 ) -> dict[str, Any]:
     return {
         "mode": mode,
-        "window": as_sizes(window, "window", 1),
-        "stride": as_sizes(stride, "stride", 1),
-        "pre_padding": as_sizes(pre_padding, "pre_padding", 0),
-        "post_padding": as_sizes(post_padding, "post_padding", 0),
+        "window": window,
+        "stride": stride,
+        "pre_padding": pre_padding,
+        "post_padding": post_padding,
         "padding_mode": padding_mode,
     }

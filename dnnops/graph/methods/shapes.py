@@ -11,7 +11,7 @@ from dnnops.graph.names import data_type
 from dnnops.graph.nodes.joining import Concatenate, Reshape
 from dnnops.graph.nodes.matmul import Matmul
 from dnnops.graph.nodes.reduction import Reduction
-from dnnops.graph.tensors import Tensor, as_integer, as_number
+from dnnops.graph.tensors import Tensor
 
 __all__ = ["ShapeMethods"]
 
@@ -38,7 +38,7 @@ class ShapeMethods(Methods):
             {"A": A, "B": B},
             name,
             compute_data_type,
-            padding_value=as_number(padding, "padding"),
+            padding_value=padding,
         )
         return result
 
@@ -58,15 +58,13 @@ class ShapeMethods(Methods):
         """
         if isinstance(inputs, Tensor) or not inputs:
             raise DnnValueError("concatenate needs a list of at least one tensor")
-        if in_place_index is not None:
-            in_place_index = as_integer(in_place_index, "in_place_index")
         operands = {f"IN_{i}": x for i, x in enumerate(inputs)}
         (result,) = self.add_operation(
             Concatenate,
             operands,
             name,
             _NOT_SET,
-            axis=as_integer(axis, "axis"),
+            axis=axis,
             in_place_index=in_place_index,
         )
         return result

@@ -7,7 +7,7 @@ cuDNN recognizes these operations and computes them with one kernel (flash atten
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 from dnnops.graph.names import data_type, reduction_mode, rng_distribution
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensors import Tensor, strides_of
+from dnnops.graph.tensors import Tensor, as_flag, as_number, strides_of
 
 __all__ = ["Sdpa", "SdpaBackward"]
 
@@ -26,10 +26,21 @@ def _swapped(sizes: Sequence[int]) -> list[int]:
     return [*sizes[:-2], sizes[-1], sizes[-2]]
 
 
+def _as_probability(value: Any, what: str) -> float:
+    if not 0 <= (number := as_number(value, what)) < 1:
+        raise DnnValueError(f"{what} {value} is not in [0, 1)")
+    return number
+
+
 class _Attention(Node):
     """Base class of attention and its gradient."""
 
-    optional = frozenset({"BIAS", "SEQ_LEN_Q", "SEQ_LEN_KV"})
+    checks: ClassVar[dict[str, Any]] = {
+        "attn_scale": as_number,
+        "causal_mask": as_flag,
+        "dropout_probability": _as_probability,
+    }
+    optional = frozenset({"BIAS", "SEQ_LEN_Q", "SEQ_LEN_KV", "attn_scale", "dropout_probability"})
 
     last_compute_type = _FLOAT
 
@@ -223,6 +234,7 @@ class Sdpa(_Attention):
     """Attention: the weighted sums of the values, and the statistics of the weights."""
 
     tag = "SDPA_FWD"
+    checks: ClassVar[dict[str, Any]] = {**_Attention.checks, "generate_stats": as_flag}
 
     @property
     def results(self) -> list[str]:  # type: ignore[override]

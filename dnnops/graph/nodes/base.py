@@ -60,6 +60,9 @@ class Node:
     tag: ClassVar[str]
     #: Enums of parameters.
     members: ClassVar[Mapping[str, Any]] = {}
+    #: Functions that check the other parameters. Their arguments are a value and what to call it,
+    #: and they return what replaces the value.
+    checks: ClassVar[Mapping[str, Callable[[Any, str], Any]]] = {}
     #: Names of operands and parameters that may be None.
     optional: ClassVar[frozenset[str]] = frozenset()
     #: Names of the results; a subclass may compute them from its parameters.
@@ -74,10 +77,8 @@ class Node:
         **parameters: Any,
     ) -> None:
         self.name, self.compute_data_type, self.parameters = name, compute_data_type, parameters
+        self.parameters = self._checked(parameters)
         self.inputs: dict[str, Tensor] = {}
-        for name_, kind in self.members.items():
-            if name_ not in self.optional or parameters[name_] is not None:
-                as_member(self.where, name_, parameters[name_], kind)
         for port, tensor in inputs.items():
             if tensor is None:
                 if port not in self.optional:
@@ -94,6 +95,23 @@ class Node:
             self.inputs[port] = tensor
         self.check()
         self.outputs: dict[str, Tensor] = {}
+
+    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters, which graphs that were stored may have lost or changed."""
+        expected = {*self.members, *self.checks}
+        if unknown := [name for name in given if name not in expected]:
+            raise DnnTypeError(f"{self.where}: there is no parameter {unknown[0]!r}")
+        if missing := expected - self.optional - given.keys():
+            raise DnnTypeError(f"{self.where}: {min(missing)} is missing")
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is None and name in self.optional:
+                found[name] = None
+            elif name in self.members:
+                found[name] = as_member(self.where, name, value, self.members[name])
+            else:
+                found[name] = self.checks[name](value, f"{self.where}: {name}")
+        return found
 
     #: Type in which the operation computes if neither it nor the graph has one.
     last_compute_type: ClassVar[Any] = data_type.NOT_SET

@@ -10,7 +10,7 @@ import numpy as np
 from dnnops.errors import DnnValueError
 from dnnops.graph.names import convolution_mode
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensors import as_sizes
+from dnnops.graph.tensors import as_sizes, sizes_from
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 
 __all__ = ["ConvDgrad", "ConvFprop", "ConvWgrad", "as_padding"]
@@ -45,6 +45,12 @@ class _Convolution(Node):
     """
 
     members: ClassVar[dict[str, Any]] = {"math_mode": convolution_mode}
+    checks: ClassVar[dict[str, Any]] = {
+        "pre_padding": sizes_from(0),
+        "post_padding": sizes_from(0),
+        "stride": sizes_from(1),
+        "dilation": sizes_from(1),
+    }
 
     #: Names of images, filters and outputs of the convolution among the node's operands.
     images: ClassVar[str]

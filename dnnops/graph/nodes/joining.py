@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
 
 from dnnops.errors import DnnValueError
 from dnnops.graph.nodes.base import Node
+from dnnops.graph.tensors import as_integer
 
 __all__ = ["Concatenate", "Reshape"]
 
@@ -23,6 +24,8 @@ class Concatenate(Node):
 
     tag = "CONCATENATE"
     results = ("Y",)
+    checks: ClassVar[dict[str, Any]] = {"axis": as_integer, "in_place_index": as_integer}
+    optional = frozenset({"in_place_index"})
     computes = False
 
     def infer(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytensor.tensor as pt
 
 from dnnops.errors import DnnValueError
 from dnnops.graph.nodes.base import Node, broadcast
+from dnnops.graph.tensors import as_number
 
 __all__ = ["Matmul"]
 
@@ -18,6 +19,7 @@ class Matmul(Node):
 
     tag = "MATMUL"
     results = ("C",)
+    checks: ClassVar[dict[str, Any]] = {"padding_value": as_number}
     optional = frozenset({"M_override", "N_override", "K_override"})
 
     def infer(self) -> None:

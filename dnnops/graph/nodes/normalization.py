@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.graph.names import norm_forward_phase, norm_mode
 from dnnops.graph.nodes.base import Node
-from dnnops.graph.tensors import order_of
+from dnnops.graph.tensors import as_flag, order_of
 
 __all__ = ["BatchNormInference", "NormBackward", "NormForward"]
 
@@ -173,9 +173,12 @@ class NormBackward(_Norm):
     """Gradients of a normalization with respect to its data, scale and bias."""
 
     suffix = "_BPROP"
-    optional = frozenset({"MEAN"})
+    checks: ClassVar[dict[str, Any]] = {"has_dbias": as_flag}
+    optional = frozenset({"MEAN", "has_dbias"})
 
     def check(self) -> None:
+        if self.mode is norm_mode.RMS and self.parameters.get("has_dbias") is None:
+            raise DnnTypeError(f"{self.where}: has_dbias is missing")
         if self.mode is not norm_mode.RMS and "MEAN" not in self.inputs:
             raise DnnTypeError(f"{self.where}: MEAN is missing")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
 
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.graph.names import data_type, pointwise_mode
 from dnnops.graph.nodes.base import Node, broadcast
+from dnnops.graph.tensors import as_integer, as_number
 
 __all__ = ["POINTWISE", "Pointwise", "PointwiseMethod"]
 
@@ -265,6 +266,12 @@ def _table() -> dict[str, PointwiseMethod]:
 POINTWISE = _table()
 
 
+def _as_method(value: Any, what: str) -> str:
+    if not isinstance(value, str) or value not in POINTWISE:
+        raise DnnValueError(f"{what} is not a method of graphs: {value!r}")
+    return value
+
+
 class Pointwise(Node):
     """Elementwise operation; operands are broadcast.
 
@@ -274,6 +281,12 @@ class Pointwise(Node):
 
     tag = "POINTWISE"
     results = ("OUT_0",)
+    checks: ClassVar[dict[str, Any]] = {
+        "method": _as_method,
+        "axis": as_integer,
+        **dict.fromkeys(_ATTRIBUTES, as_number),
+    }
+    optional = frozenset({"axis", *_ATTRIBUTES})
 
     @property
     def method(self) -> PointwiseMethod:
@@ -296,6 +309,13 @@ class Pointwise(Node):
         self.set_result("OUT_0", result, like=like)
 
     def check(self) -> None:
+        operands = [f"IN_{i}" for i in range(len(self.method.operands))]
+        if list(self.inputs) != operands:
+            raise DnnTypeError(
+                f"{self.where}: expected the operands {operands}, got {list(self.inputs)}"
+            )
+        if self.method.mode == "GEN_INDEX" and self.parameters.get("axis") is None:
+            raise DnnTypeError(f"{self.where}: axis is missing")
         axis = self.parameters.get("axis")
         if axis is not None and axis < 0:
             raise DnnValueError(f"{self.where}: axis must not be negative, got {axis}")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.graph.names import data_type, padding_mode, resample_mode
 from dnnops.graph.nodes.base import Node
+from dnnops.graph.tensors import as_flag, sizes_from
 from dnnops.nnet.pool.functions import pool_2d, pool_3d
 
 __all__ = ["Resample", "ResampleBackward"]
@@ -21,6 +22,12 @@ _POOLS = {
 
 class _Resampling(Node):
     members: ClassVar[dict[str, Any]] = {"mode": resample_mode, "padding_mode": padding_mode}
+    checks: ClassVar[dict[str, Any]] = {
+        "window": sizes_from(1),
+        "stride": sizes_from(1),
+        "pre_padding": sizes_from(0),
+        "post_padding": sizes_from(0),
+    }
 
     def complete(self, ndim: int) -> None:
         """Fill in parameters that are not given, for a number of spatial axes."""
@@ -77,6 +84,7 @@ class Resample(_Resampling):
     """Pooling, and the indices of maxima if they are requested."""
 
     tag = "RESAMPLE"
+    checks: ClassVar[dict[str, Any]] = {**_Resampling.checks, "generate_index": as_flag}
 
     @property
     def results(self) -> list[str]:  # type: ignore[override]
