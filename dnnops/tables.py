@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +155,8 @@ class Table:
         return len(self.columns[0].cells) if self.columns else 0
 
     def _html_row(self, tag: str, texts: Sequence[str]) -> str:
+        import html  # only notebooks need it
+
         cells = (
             f'<{tag} style="text-align: {"right" if column.right else "left"};'
             f' white-space: pre-wrap">{html.escape(text)}</{tag}>'
@@ -213,6 +214,8 @@ class Shown:
 
     def _repr_html_(self) -> str:
         """Return the parts for a notebook."""
+        import html
+
         return "".join(
             part.html() if isinstance(part, Table) else f"<p>{html.escape(part)}</p>"
             for part in self.display_parts()
