@@ -175,6 +175,12 @@ def _groups():
     return graph
 
 
+def _filters_of_a_group():
+    graph = new()
+    graph.conv_fprop(_images(graph), _images(graph, "w", (5, 2, 3, 3))).set_output(True)
+    return graph
+
+
 def _large_filters():
     graph = new()
     graph.conv_fprop(_images(graph), _images(graph, "w", (6, 4, 9, 9))).set_output(True)
@@ -268,6 +274,7 @@ def _sizes_to_join():
         (_no_broadcast, "do not broadcast along axis 1"),
         (_other_ranks, "different ranks"),
         (_groups, "number of groups"),
+        (_filters_of_a_group, "5 filters do not divide into 2 groups"),
         (_large_filters, "larger than padded images"),
         (_short_padding, "pre_padding must have a number for each of 2 spatial axes"),
         (_dgrad_without_dim, r"call set_dim\(the shape of the images\)"),

@@ -142,8 +142,20 @@ def test_elementwise_against_numpy(name, seed):
     # An element may be at a step of the function, such as that of a remainder.
     near = np.isclose(found, expected, rtol=1e-12, atol=1e-12)
     if name in ("mod", "floor_mod"):
-        near |= np.isclose(np.abs(found - expected), np.abs(given[1]), rtol=1e-9)
+        quotient = given[0] / given[1]
+        is_step = np.isclose(quotient, np.round(quotient), rtol=0, atol=1e-9)
+        near |= is_step & np.isclose(np.abs(found - expected), np.abs(given[1]), rtol=1e-9)
     assert near.all(), (found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("mod", [2.5, -2.5, 2.5, -2.5]), ("floor_mod", [2.5, 0.5, -0.5, -2.5])]
+)
+def test_signs_of_remainders(name, expected):
+    """That of C has the sign of the dividend, that of Python the sign of the divisor."""
+    a, b = np.array([[[5.5, -5.5, 5.5, -5.5]]]), np.array([[[3.0, 3.0, -3.0, -3.0]]])
+    found = run(lambda graph, a, b: getattr(graph, name)(a, b), a=a, b=b)
+    np.testing.assert_array_equal(found.ravel(), expected)
 
 
 def test_every_mode_has_a_formula():

@@ -62,6 +62,25 @@ def test_states_that_are_given_are_used():
     assert not net.updates()
 
 
+@pytest.mark.parametrize("given", ["hx", "cx"])
+def test_one_state_that_is_given(given):
+    """The other one is zero then, and neither is what was remembered."""
+    rng = np.random.default_rng(0)
+    net = layers.LSTM(3, 4, dtype="float64").remember_states(2)
+    v = pt.dtensor3()
+    step = pytensor.function([v], net(v), updates=net.updates(), mode=PERFORM_MODE)
+    step(sequences())
+    net.train()  # forgets the updates of that call
+    state = rng.standard_normal((1, 2, 4))
+    states = {"hx": np.zeros_like(state), "cx": np.zeros_like(state), given: state}
+    x = sequences()[:, :2]
+    found = net(v, **{given: state}).eval({v: x}, mode=PERFORM_MODE)
+    assert not net.updates()
+    expected = net(v, **states).eval({v: x}, mode=PERFORM_MODE)
+    np.testing.assert_allclose(found, expected)
+    assert np.abs(found - net(v).eval({v: x}, mode=PERFORM_MODE)).max() > 0.01
+
+
 def test_states_do_not_belong_to_the_saved_state():
     net = layers.LSTM(3, 4, dtype="float64")
     names = list(net.state_dict())

@@ -12,7 +12,7 @@ from dnnops.libcudnn.declarations import Type, read_headers
 from dnnops.libcudnn.kinds import CudaObject, OnDevice
 from dnnops.libcudnn.parameters import classify, classify_all
 from dnnops.libcudnn.preprocess import Preprocessor, constant
-from dnnops.libcudnn.results import NewNumber
+from dnnops.libcudnn.results import NewNumber, NewStructs
 from dnnops.libcudnn.source import write_module
 from dnnops.libcudnn.stubs import write_stubs
 
@@ -105,6 +105,28 @@ def test_pointer_to_one_number_is_a_result(headers: Path):
     declared = read_headers(headers)
     _, size = classify(declared.functions["cudnnCreateThing"], declared)
     assert size == NewNumber("size", "Q")
+
+
+@pytest.mark.parametrize(
+    ("before", "count"),
+    [
+        ("int requestedCount, int *returnedCount", "requestedCount"),
+        ("int mode", "1"),  # an integer that is no number of structs
+        ("", "1"),
+    ],
+)
+def test_number_of_structs_that_are_returned(headers: Path, before: str, count: str):
+    declared = f"{before}, cudnnPerf_t *perf" if before else "cudnnPerf_t *perf"
+    struct = "typedef struct { int algo; float time; } cudnnPerf_t;\n"
+    text = HEADER.replace("cudnnThing_t *thing)", f"{declared})")
+    text = text.replace(
+        "typedef struct cudnnThingStruct", struct + "typedef struct cudnnThingStruct"
+    )
+    (headers / "cudnn_v9.h").write_text(text)
+    found = read_headers(headers)
+    perf = classify(found.functions["cudnnCreateThing"], found)[-1]
+    limit = "returnedCount" if "returned" in before else ""
+    assert perf == NewStructs("perf", count, limit, "cudnnPerf_t")
 
 
 def test_headers_that_cannot_be_read(headers: Path):

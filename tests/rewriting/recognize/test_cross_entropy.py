@@ -90,6 +90,23 @@ def test_on_a_gpu(form, dtype):
     assert not left(found)
 
 
+@pytest.mark.parametrize(
+    ("start", "step"), [(1, 1), (0, 2), (-1, 1), (0, -1)], ids=["start", "step", "minus", "back"]
+)
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_rows_that_are_not_all(start, step, is_constant):
+    """Every second row, or all but the first, has other labels than every row."""
+    x = GpuArrayType("float32", (6, 9) if is_constant else (None, None))()
+    constant = np.arange(start, 6 if step > 0 else -6, step)
+    labels = pt.tensor(dtype="int64", shape=(len(constant) if is_constant else None,))
+    with pytensor.config.change_flags(dnn__enabled="no_check", floatX="float32"):
+        scores = pt.as_tensor_variable(x)
+        rows = constant if is_constant else pt.arange(start, x.shape[0], step)
+        loss = -pt.log(softmax(scores, axis=1)[rows, labels]).sum()
+        found = names(rewritten([x, labels], [loss, pytensor.grad(loss, x)]))
+    assert not found & {f"Gpu{name}" for name in FUSED}
+
+
 def test_a_divisor_at_other_labels():
     """A quotient by something else is not a gradient of the logarithm."""
     x, labels, others = pt.fmatrix(), pt.lvector(), pt.lvector()
