@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -127,11 +128,20 @@ def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:
     """Run fixed nodes before the graph if needed.
 
     These are the nodes whose results other nodes before the graph read, and those that overwrite
-    results of nodes before the graph.
+    results of nodes before the graph. A node that needs the shape of an array in the graph runs
+    after it, if only nodes after the graph, or the caller, read its result.
     """
     origins: dict[Variable, Variable] = {}
+    readers: dict[Variable, list[Apply]] = defaultdict(list)
+    #: Shapes of arrays that the graph computes, and what follows from them.
+    later: set[Variable] = set()
     for node in order:
         origins |= declared_origins(node)
+        for x in node.inputs:
+            readers[x].append(node)
+            is_computed = is_on_device(x) and x.owner is not None
+            if roles[node] is Role.FIXED and (is_computed or x in later):
+                later.update(node.outputs)
     was = None
     while roles != was:
         was = dict(roles)
@@ -144,6 +154,13 @@ def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:
                 roles[node] = Role.BEFORE
         for node in reversed(order):
             if roles[node] is not Role.BEFORE:
+                continue
+            users = (user for z in node.outputs for user in readers[z])
+            if not later.isdisjoint(node.inputs) and all(
+                roles[user] is Role.AFTER for user in users
+            ):
+                # As the next state of dropout, which counts the elements of such an array.
+                roles[node] = Role.AFTER
                 continue
             for x in node.inputs:
                 if is_on_device(x) and x.owner is not None:

@@ -186,6 +186,14 @@ def _separate_factors(included: Tags, excluded: Tags) -> GraphRewriter | None:
     return SeparateFactors()
 
 
+def _dropout_from_device(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "gpu" not in included:
+        return None
+    from dnnops.rewriting.gpu.dropout import DropoutFromDevice
+
+    return DropoutFromDevice()
+
+
 def _fuse_dense(included: Tags, excluded: Tags) -> GraphRewriter | None:
     if "fusion" in excluded:
         return None
@@ -446,6 +454,14 @@ PASSES = (
         ("gpu",),
         "After elementwise fusion (49), so that fused Ops move as one. Before the destroy handler "
         "(49.5).",
+    ),
+    Pass(
+        49.205,
+        "gpu_dropout_from_device",
+        ByTags(_dropout_from_device),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU Ops. Before the destroy handler (49.5): the "
+        "next state overwrites the last one.",
     ),
     Pass(
         49.21,

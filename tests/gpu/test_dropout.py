@@ -6,16 +6,23 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.sharedvalue import SharedVariable
 
 from dnnops import nnet
+from dnnops.capture.schedule import Role, schedule
+from dnnops.capture.vm import ORDINARY_CALLS
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
+from dnnops.gpuarray import shared
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import host_from_gpu
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.regularization.dropout import BLOCKS, GROUP, Dropout, DropoutGrad
 from tests.emulation.host_kernels import compile_for_gpu, compile_for_host, launch_struct
 from tests.gpu.calls import call, device_tensor, shape_of
 from tests.gpu.device import DTYPES, bits, make_node, on_gpu, poison, rounded, values
+from tests.gpuarray.graphs import ops, rewritten
 from tests.needs import of_dtypes
 from tests.oracle import SEED, repeat_command
 
@@ -69,19 +76,91 @@ def test_kernels_on_the_host(tmp_path, dtype):
         given, g = (moved(bits(values, dtype), first) for values in (x, gy))
         y, gx = (moved(np.full_like(given, 7), first) for _ in range(2))
         reserve = np.full((count + 7) // 8 + 1, 255, "uint8")
+        next_state, flag = np.zeros(2, "int64"), np.zeros(2, "int32")
+        in_memory = {"p": np.array(p), "state": state, "flag": flag, "error": 3}
+        on_host = {"seed": state[0], "offset": state[1], "threshold": int(p * 2**32)}
         for kernel, source, target in (("dropout", given, y), ("dropout_grad", g, gx)):
-            launch = launch_struct(
-                source=source, target=target, reserve=reserve, seed=state[0], offset=state[1],
-                count=count, threshold=int(p * 2**32), scale=1 / (1 - p),
-            )  # fmt: skip
+            own = on_host | {"scale": 1 / (1 - p)} if number % 2 else in_memory
+            launch = {
+                "source": source, "target": target, "reserve": reserve, "seed": 0, "offset": 0,
+                "count": count, "threshold": 0, "scale": 0.0, "p": 0, "state": 0,
+                "next_state": next_state if kernel == "dropout" else 0, "flag": 0, "error": 0,
+            } | own  # fmt: skip
             run = getattr(library, f"run_{kernel}")
-            assert run(launch, -(-count // BLOCK_ELEMENTS), 256, number) == 0
+            assert run(launch_struct(**launch), -(-count // BLOCK_ELEMENTS), 256, number) == 0
+        assert not flag.any()
         y_ref, reserve_ref, next_ref, gx_ref = expected(x, gy, p, state, dtype)
         words = f"{dtype}, {count} from {first} on, p={p}, state {state}: {repeat_command()}"
         np.testing.assert_array_equal(values(y, dtype), y_ref, err_msg=words)
         np.testing.assert_array_equal(reserve, [*reserve_ref, 255], err_msg=words)
         np.testing.assert_array_equal(values(gx, dtype), gx_ref, err_msg=words)
         assert next_ref[1] - state[1] == -(-count // GROUP) * BLOCKS
+        if number % 2 == 0:
+            np.testing.assert_array_equal(next_state, next_ref, err_msg=words)
+
+
+def training_step(make):
+    """Return a step of two dropout layers that share a state, and one with its own."""
+    rng = np.random.default_rng(0)
+    x, p = pt.fmatrix(), pt.dscalar()
+    w = make(rng.standard_normal((8, 8)).astype("float32"))
+    state = nnet.dropout_state(seed=3)
+    y, next_state = nnet.dropout(x @ pt.as_tensor_variable(w), 0.3, state=state)
+    z, next_state = nnet.dropout(nnet.relu(y) + 1, p, state=next_state)
+    loss = (nnet.dropout(z, 0.5, seed=4) ** 2).mean()
+    new = w - np.float32(0.01) * pytensor.grad(loss, w)
+    return [x, p], loss, {w: new, state: next_state}
+
+
+def test_a_training_step_can_be_captured():
+    """Its states are uploaded, and those of the next step do not wait for the device."""
+    inputs, loss, updates = training_step(pytensor.shared)
+    (w, state), own = updates, loss
+    array = GpuArrayType("float32", (8, 8))()
+    found = pytensor.graph.traversal.graph_inputs([loss])
+    (own,) = [s for s in found if isinstance(s, SharedVariable) and s not in (w, state)]
+    outputs = [loss, *updates.values(), own.default_update]
+    results = pytensor.graph.clone_replace(
+        outputs, {w: w.type.filter_variable(host_from_gpu(array))}
+    )
+    results[1] = results[1].transfer("cuda")
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        mode = pytensor.compile.get_mode("CUDNN")
+        graph = rewritten([array, *inputs, state, own], results, mode)
+    order = graph.toposort()
+    found = schedule(graph, order, [None] * len(order))
+    assert found.by_value == ()
+    assert ops(graph).count("HostFromGpu") == 1  # the loss
+    roles = dict(zip(order, found.roles, strict=True))
+    next_states = [z.owner for z in graph.outputs[2:]]
+    assert [roles[node] for node in next_states] == [Role.AFTER] * 2
+    drawn = [node for node in order if isinstance(node.op, GpuDnnDropoutOp)]
+    assert len(drawn) == 3
+    assert all(is_on_device(v) for node in drawn for v in node.inputs)
+    with pytensor.config.change_flags(dnn__enabled="no_check", dnn__cuda_graph="False"):
+        graph = rewritten([array, *inputs, state, own], results, mode)
+    assert not any(getattr(node.op, "from_device", False) for node in graph.apply_nodes)
+
+
+@pytest.mark.gpu
+def test_a_captured_training_step():
+    """It draws the numbers of the CPU, with other probabilities in each call."""
+    rng = np.random.default_rng(1)
+    batches = [rng.standard_normal((20, 8)).astype("float32") for _ in range(8)]
+    found = []
+    for mode, make in (("CUDNN", shared), ("ONEDNN", pytensor.shared)):
+        inputs, loss, updates = training_step(make)
+        if mode == "CUDNN":
+            updates = {s: z.transfer("cuda") if z.type.ndim == 2 else z for s, z in updates.items()}
+        f = pytensor.function(inputs, loss, updates=updates, mode=mode)
+        losses = [float(f(x, 0.1 * (1 + i % 7))) for i, x in enumerate(batches)]
+        w, state = (np.asarray(s.get_value()) for s in updates)
+        found.append((losses, w, state))
+        if mode == "CUDNN":
+            assert (f.vm.captures, f.vm.replays) == (1, len(batches) - ORDINARY_CALLS), f.vm.reason
+    for got, wanted in zip(*found, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    assert len(set(found[0][0])) == len(batches)
 
 
 @pytest.mark.needs("nvrtc")

@@ -47,20 +47,22 @@ inline void write_next_place(const DropoutPlace &place, int64_t count, void *sta
 
 inline int64_t reserve_bytes(const dnnops_tensor &x) { return (element_count(x.shape, x.ndim) + 7) / 8; }
 
-// Inputs: x, p, state. Outputs: y, reserve, the next state.
-inline void dropout_shapes(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+// Inputs: x, p, state. Outputs: y, reserve, the next state. On a device, p and the state cannot be read.
+inline void dropout_shapes(const dnnops_tensor *inputs, dnnops_tensor *outputs, bool on_host = true) {
   const dnnops_tensor &x = inputs[0];
-  read_probability(inputs[1]);
-  read_place(inputs[2]);
+  if (on_host) {
+    read_probability(inputs[1]);
+    read_place(inputs[2]);
+  }
   set_output(outputs[0], x);
   set_output(outputs[1], DNNOPS_UINT8, {reserve_bytes(x)});
   set_output(outputs[2], DNNOPS_INT64, {2});
 }
 
 // Inputs: the gradient with respect to the output, p, reserve.
-inline void dropout_grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs) {
+inline void dropout_grad_shape(const dnnops_tensor *inputs, dnnops_tensor *outputs, bool on_host = true) {
   const dnnops_tensor &gy = inputs[0], &reserve = inputs[2];
-  read_probability(inputs[1]);
+  if (on_host) read_probability(inputs[1]);
   if (reserve.dtype != DNNOPS_UINT8 || reserve.ndim != 1)
     fail(DNNOPS_TYPE_ERROR, "reserve must be a uint8 vector");
   if (reserve.shape[0] != reserve_bytes(gy))

@@ -5,6 +5,8 @@
 // In each round, each thread of a block draws four words and processes four adjacent elements. The loads of
 // all rounds are in flight together.
 constexpr int THREADS = 256, DRAWN = 4 * THREADS, ROUNDS = 2;
+// As in dropout_problem.hpp.
+constexpr int GROUP = 64, GROUP_BLOCKS = 16;
 
 constexpr int QUAD_BYTES = 4 * sizeof(Bits);
 struct alignas(QUAD_BYTES < 16 ? QUAD_BYTES : 16) Quad {
@@ -18,7 +20,33 @@ struct dropout_launch {
   unsigned long long seed, offset;
   long long count, threshold;
   double scale;
+  // If there is a p, it and the state (seed and offset) are read in device memory, so that a captured launch draws
+  // other numbers in each replay.
+  const double *p;
+  const unsigned long long *state;
+  unsigned long long *next_state;  // null for the gradient
+  int *flag;                       // where a p out of bounds is reported
+  long long error;                 // what is written there
 };
+
+// A launch with what it reads in device memory.
+DEVICE dropout_launch read_launch(const dropout_launch &given) {
+  dropout_launch launch = given;
+  if (!launch.p) return launch;
+  const double p = *launch.p;
+  const bool is_first = blockIdx.x == 0 && threadIdx.x == 0, is_right = p >= 0 && p <= 1;
+  launch.threshold = p < 1 ? (long long)(p * 4294967296.0) : 0xffffffffll;
+  launch.scale = !is_right ? NAN : p < 1 ? 1 / (1 - p) : 0;
+  if (is_first && !is_right) *static_cast<volatile int *>(launch.flag) = (int)launch.error;
+  if (!launch.next_state) return launch;
+  launch.seed = launch.state[0];
+  launch.offset = launch.state[1];
+  if (is_first) {
+    launch.next_state[0] = launch.seed;
+    launch.next_state[1] = launch.offset + (unsigned long long)(launch.count + GROUP - 1) / GROUP * GROUP_BLOCKS;
+  }
+  return launch;
+}
 
 struct Words {
   unsigned word[4];
@@ -103,8 +131,9 @@ DEVICE unsigned kept_of_four(const dropout_launch &launch, const Words &words) {
   return kept >> (16 * group + 4 * (lane % 4)) & 15;
 }
 
-KERNEL void __launch_bounds__(THREADS) dropout(const GRID_CONSTANT dropout_launch launch) {
+KERNEL void __launch_bounds__(THREADS) dropout(const GRID_CONSTANT dropout_launch given) {
   wait_for_stream();
+  const dropout_launch launch = read_launch(given);
   for_portion(launch, [&](const auto &portion) {
     Quad quads[ROUNDS];
     UNROLL
@@ -121,8 +150,9 @@ KERNEL void __launch_bounds__(THREADS) dropout(const GRID_CONSTANT dropout_launc
   });
 }
 
-KERNEL void __launch_bounds__(THREADS) dropout_grad(const GRID_CONSTANT dropout_launch launch) {
+KERNEL void __launch_bounds__(THREADS) dropout_grad(const GRID_CONSTANT dropout_launch given) {
   wait_for_stream();
+  const dropout_launch launch = read_launch(given);
   for_portion(launch, [&](const auto &portion) {
     Quad quads[ROUNDS];
     unsigned kept[ROUNDS];
