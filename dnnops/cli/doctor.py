@@ -45,6 +45,11 @@ class Verdict:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--check-engines",
+        action="store_true",
+        help="compare cuDNN's attention engines with NumPy on the GPU instead; takes minutes",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,13 +58,18 @@ def run(args: argparse.Namespace) -> int:
     Parameters
     ----------
     args : argparse.Namespace
-        Arguments with the attribute `json`.
+        Arguments with the attributes `json` and `check_engines`.
 
     Returns
     -------
     int
-        0 if graphs run on the CPU, regardless of the GPU; else 1.
+        0 if graphs run on the CPU, regardless of the GPU; else 1. With `check_engines`, 0 if the
+        results of all engines are right.
     """
+    if args.check_engines:
+        from dnnops.cli.engines import check_engines
+
+        return check_engines()
     on_cpu, on_gpu = _examine(CPU_CHECKS), _examine(GPU_CHECKS)
     verdicts = {"cpu": judge_cpu(on_cpu), "gpu": judge_gpu(on_gpu)}
     if args.json:

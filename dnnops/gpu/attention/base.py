@@ -52,7 +52,8 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
     #: Whether attention returns the statistics that its gradient takes.
     with_stats: bool = True
     #: How to compute the gradient: with the dnnops kernel (1), with cuDNN (2), or with the one that
-    #: suits the shapes (0). Tests and timings that compare the two set it.
+    #: suits the shapes (0). Tests and timings that compare the two set it. With 3, known faults of
+    #: cuDNN are not avoided, so that they can be checked.
     path: ClassVar[int] = 0
     abstract_class: ClassVar[type[AttentionBase]]
 

@@ -242,7 +242,7 @@ class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
     def host_expressions(self, *inputs: Any) -> list[Any]:
         scores, (_, by_weights, stats) = self._scores(inputs), inputs[:3]
         stats = stats.dimshuffle(0, 1, 2, "x")
-        weights = pt.switch(pt.isneginf(stats), pt.zeros_like(scores), pt.exp(scores - stats))
+        weights = pt.exp(scores - pt.switch(pt.isneginf(stats), pt.zeros_like(stats), stats))
         inner = (weights * by_weights).sum(axis=3, keepdims=True)
         scale = np.asarray(self.scale, scores.type.dtype)
         return [weights, weights * (by_weights - inner) * scale]

@@ -124,8 +124,7 @@ def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any
     given = dict(zip(op.operands, operands, strict=True))
     query, key, value, gout = (given[name] for name in ("query", "key", "value", "gout"))
     scores, stats = _scores(lib, op, given), given["stats"][:, :, :, None]
-    distances = _without_infinity(lib, scores) - _without_infinity(lib, stats)
-    weights = lib.where(scores > -float("inf"), lib.exp(distances), 0.0)
+    weights = lib.exp(scores - _without_infinity(lib, stats))
     shared = (gout * given["out"]).sum(axis=3, keepdims=True)
     by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
     by_scores = _folded(weights * (_kept(lib, op, given, by_weights) - shared), key)

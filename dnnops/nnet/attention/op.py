@@ -333,9 +333,8 @@ class AttentionGrad(AttentionBase):
         scores, scale = self._scores(given)
         library: Any = np if isinstance(scores, np.ndarray) else pt
         stats, gout = given["stats"][:, :, :, None], given["gout"]
-        distances = _without_infinity(library, scores) - _without_infinity(library, stats)
-        counts = scores > _number(-np.inf, scores)
-        weights = library.where(counts, library.exp(distances), _number(0, scores))
+        # Masked scores stay minus infinity: any number would overflow where the others are lower.
+        weights = library.exp(scores - _without_infinity(library, stats))
         shared = (gout * given["out"]).sum(axis=3, keepdims=True)
         by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
         by_weights = self._kept(given, by_weights)

@@ -31,6 +31,7 @@ class Form:
     layout: str = "heads_first"
     scale: float | None = None
     is_deterministic: bool = False
+    offset: float = 0.0  # of all scores
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -58,6 +59,7 @@ def random_form(rng: np.random.Generator, dtypes: Sequence[str] = ("float16", "b
         layout=str(rng.choice(["heads_first", "heads_inside", "packed"])),
         scale=[None, 0.2][rng.integers(2)],
         is_deterministic=bool(rng.random() < 0.3),
+        offset=float(rng.choice([0, 0, 50, 1000, -20, -125, -1000])),
     )
 
 
@@ -95,6 +97,13 @@ class Data:
             "key": normal(n, shared, keys, form.depths[0]),
             "value": normal(n, shared, keys, form.depths[1]),
         }
+        if form.offset:
+            # One feature of all queries and of all keys.
+            scale = form.depths[0] ** -0.5 if form.scale is None else form.scale
+            feature = (abs(form.offset) / scale) ** 0.5
+            self.given["query"][..., 0] = rounded(np.array(feature), form.dtype)
+            opposite = np.array(np.copysign(feature, form.offset))
+            self.given["key"][..., 0] = rounded(opposite, form.dtype)
         sizes = (n, heads, rows, keys)
         shape = [1 if i in form.mask_ones else size for i, size in enumerate(sizes)]
         if form.mask == "bool":

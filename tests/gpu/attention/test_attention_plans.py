@@ -25,6 +25,9 @@ FORMS: list[dict[str, Any]] = [
     {"depths": (20, 5), "lengths": (1, 77)},
     {"lengths": (1, 1)},
     {"dropout": 0.1, "optional": ("key_lengths", "state"), "is_causal": True},
+    {"lengths": (33, 192)},
+    {"lengths": (33, 192), "optional": ("mask",)},
+    {"lengths": (33, 192), "is_causal": True},
 ]
 
 KINDS: list[dict[str, Any]] = [
@@ -52,3 +55,27 @@ def test_plans(found):
     assert len(found) == len(KINDS) * len(FORMS)
     for plan in found.values():
         assert plan["plan"].startswith("engine ")
+
+
+def test_known_faults_are_avoided(found):
+    """Each entry of the table in ``attention_faults.cpp`` concerns these cases, and no others."""
+    if cudnn_version() <= 91500:
+        pytest.skip("more faults are known of this version")
+    avoided: dict[str, list[dict[str, Any]]] = {
+        "gradient of one score, gradient of one query": [
+            {"lengths": (1, 1), "gradient": True},
+            {"lengths": (1, 1), "gradient": True, "deterministic": True},
+        ],
+        "gradient of one query": [
+            {"depths": (20, 5), "lengths": (1, 77), "gradient": True},
+            {"depths": (20, 5), "lengths": (1, 77), "gradient": True, "deterministic": True},
+        ],
+        "gradient of half a tile": [
+            {"lengths": (33, 192), "gradient": True},
+            {"lengths": (33, 192), "optional": ("mask",), "gradient": True},
+        ],
+    }
+    expected = {repr(case): names for names, cases in avoided.items() for case in cases}
+    for case, plan in found.items():
+        if "plan" in plan:
+            assert plan["plan"].split("avoids ")[1] == expected.get(case, "nothing"), case

@@ -8,6 +8,7 @@
 #include "../../common/shapes.hpp"
 
 #include "attention_call.hpp"
+#include "attention_faults.hpp"
 #include "attention_grad_kernel.hpp"
 #include "attention_graph.hpp"
 #include "attention_kernels.hpp"
@@ -57,6 +58,7 @@ struct AttentionState : KeyedState<NodeKey> {
   bool empty = false;
   std::optional<AttentionGradKernel> grad_kernel;
   AttentionCase inner;
+  std::string avoided;  // names of the faults of cuDNN that the case avoids
   Places places;
   AttentionKernels kernels;
   std::shared_ptr<ExecutionPlan> plan;
@@ -109,7 +111,10 @@ bool suits(const dnnops_tensor &array, const Sizes &inner) {
 
 int64_t rounded_depth(int64_t depth) { return std::max(DEPTH_STEP, (depth + DEPTH_STEP - 1) / DEPTH_STEP * DEPTH_STEP); }
 
-AttentionCase inner_case(const AttentionCall &call) {
+bool has_given_lengths(const AttentionCall &call) { return call.query_lengths || call.key_lengths; }
+
+// The case as cuDNN sees it, and the names of the faults that it avoids.
+AttentionCase inner_case(const AttentionCall &call, std::string &avoided) {
   AttentionCase c;
   std::memset(&c, 0, sizeof c);
   c.gradient = call.gradient;
@@ -123,21 +128,16 @@ AttentionCase inner_case(const AttentionCall &call) {
          "cuDNN's attention supports depths of up to %lld; larger depths are computed without cuDNN if the depth is "
          "known when the function is compiled, as with specify_shape, or with mode.excluding('cudnn')",
          (long long)MAX_DEPTH);
-  // cuDNN does not support gradients for a single query and key. With a bias of several heads shared by the batch,
-  // cuDNN 9.19 then reads all but the first head from a wrong place. Add a second key, hidden by lengths.
-  const bool by_head = call.mask && call.mask->shape[0] == 1 && call.mask->shape[1] > 1;
-  if ((c.gradient || by_head) && c.queries == 1 && c.keys == 1) c.keys = 2;
   c.is_causal = call.params.is_causal;
-  c.has_lengths = call.query_lengths || call.key_lengths || c.keys != call.keys;
-  // Up to 9.15, gradients were wrong if the last keys did not fill a tile, unless lengths gave their number.
-  if (c.gradient && c.keys % 128 && cudnnGetVersion() <= 91500) c.has_lengths = true;
+  c.has_lengths = has_given_lengths(call);
   if (call.mask) {
     c.bias_batch = call.mask->shape[0];
     c.bias_heads = call.mask->shape[1];
-    c.bias_stride = (c.keys + 7) / 8 * 8;
   }
   c.dropout = call.params.dropout;
   c.deterministic = call.params.deterministic && c.gradient;
+  if (call.params.path != PATH_FAULTY) avoided = avoid_faults(c);
+  if (call.mask) c.bias_stride = (c.keys + 7) / 8 * 8;
   return c;
 }
 
@@ -145,7 +145,7 @@ AttentionCase inner_case(const AttentionCall &call) {
 bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tensor *results) {
   AttentionCase &c = state.inner;
   Places &places = state.places;
-  c = inner_case(call);
+  c = inner_case(call, state.avoided);
   places = Places();
   const dnnops_tensor *arrays[ATTENTION_ARRAYS];
   list_arrays(call, results, arrays);
@@ -169,7 +169,7 @@ bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tens
     state.visible_heads = c.bias_heads;
     places.visible = places.take(state.visible_batch * state.visible_heads * c.queries);
   }
-  if (c.gradient && (c.has_lengths || c.has_bias())) places.stats = places.take(rows * sizeof(float));
+  if (c.gradient && (has_given_lengths(call) || c.has_bias())) places.stats = places.take(rows * sizeof(float));
   return copies;
 }
 
@@ -231,11 +231,11 @@ struct AttentionRun {
     for (int i = 0; i < ATTENTION_ARRAYS; ++i)
       if (arrays[i] && places.arrays[i] >= 0 && is_result(call, i)) copy(i, true);
     if (call.gradient) {
-      if (!c.has_lengths) return;
+      if (!has_given_lengths(call)) return;
       hide(results[0], nullptr, lengths(2), nullptr);
       hide(results[1], nullptr, lengths(3), nullptr);
       hide(results[2], nullptr, lengths(3), nullptr);
-    } else if (c.has_lengths || c.has_bias()) {
+    } else if (has_given_lengths(call) || c.has_bias()) {
       hide(results[0], written_stats(call, results), lengths(2), at(places.visible));
     }
   }
@@ -411,7 +411,8 @@ DNNOPS_EXPORT int dnnops_cudnn_attention_plan(const char *device, const int64_t 
     AttentionState state;
     lay_out(state, AttentionCall(params, inputs), outputs);
     const ExecutionPlan plan = plan_graph(attention_graph(state.inner, target), target, state.inner.deterministic);
-    std::snprintf(text, capacity, "%s, ours %lld", plan.describe().c_str(), (long long)state.places.size);
+    std::snprintf(text, capacity, "%s, ours %lld, avoids %s", plan.describe().c_str(), (long long)state.places.size,
+                  state.avoided.empty() ? "nothing" : state.avoided.c_str());
   });
 }
 

@@ -195,7 +195,8 @@ DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradie
       if (added == -INFINITY) continue;
       score += added;
     }
-    weights[i] = expf(score - stats);
+    // Large scores have large errors, and a weight is at most 1.
+    weights[i] = expf(fminf(score - stats, 0));
     by_weights[i] = gradients[key];
     total += weights[i];
     products += weights[i] * by_weights[i];

@@ -68,7 +68,7 @@ bool has_vectors(const dnnops_tensor &array) {
 
 bool AttentionGradKernel::is_chosen(const AttentionCall &call, const Handle &handle) {
   const int64_t path = call.params.path;
-  if (!call.gradient || path == PATH_CUDNN) return false;
+  if (!call.gradient || path == PATH_CUDNN || path == PATH_FAULTY) return false;
   const bool possible = is_possible(call, handle);
   if (path == PATH_KERNEL && !possible)
     fail(DNNOPS_NOT_SUPPORTED, "the dnnops kernel supports up to %lld keys and depths of up to %lld, without dropout",
