@@ -194,6 +194,14 @@ def _dropout_from_device(included: Tags, excluded: Tags) -> GraphRewriter | None
     return DropoutFromDevice()
 
 
+def _separate_averages(included: Tags, excluded: Tags) -> GraphRewriter | None:
+    if "gpu" not in included:
+        return None
+    from dnnops.rewriting.gpu.averages import SeparateAverages
+
+    return SeparateAverages()
+
+
 def _fuse_dense(included: Tags, excluded: Tags) -> GraphRewriter | None:
     if "fusion" in excluded:
         return None
@@ -462,6 +470,14 @@ PASSES = (
         ("gpu",),
         "After gpu_lift (49.2), since it looks for GPU Ops. Before the destroy handler (49.5): the "
         "next state overwrites the last one.",
+    ),
+    Pass(
+        49.206,
+        "gpu_separate_averages",
+        ByTags(_separate_averages),
+        ("gpu",),
+        "After gpu_lift (49.2), since it looks for GPU Ops. Before gpu_batchnorm_activation "
+        "(49.28), which fuses them.",
     ),
     Pass(
         49.21,
