@@ -39,10 +39,13 @@ from dnnops.rewriting.inplace import ElemwiseAtOnce, GpuInplace, GpuInplaceElemw
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.move.linkers import RefuseDeviceVariables
 from dnnops.rewriting.precision import Float16InFloat32, ViewFloat16
+from dnnops.rewriting.recognize.activation import CollectActivations, SpellActivations
 from dnnops.rewriting.recognize.attention import RecognizeAttention
 from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
 from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
 from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_products
+from dnnops.rewriting.recognize.log_sigmoid import StableLogSigmoid
+from dnnops.rewriting.recognize.log_softmax import StableLogSoftmax
 from dnnops.rewriting.recognize.networks import InNetworks
 from dnnops.rewriting.recognize.reduction import local_gpu_norm
 from dnnops.rewriting.recognize.relu import local_comparison_with_extremum, local_relu
@@ -290,25 +293,48 @@ PASSES = (
         "As recognize_batchnorm.",
     ),
     Pass(
+        -0.004,
+        "local_gradient_of_log_of_softmax",
+        dfs_rewriter(local_gradient_of_log_of_softmax),
+        _GPU,
+        "As stable_log_softmax, for cuDNN's softmax. By name before local_log_of_softmax, which "
+        "replaces the softmax that it looks for.",
+    ),
+    Pass(
+        -0.004,
+        "local_log_of_softmax",
+        dfs_rewriter(local_log_of_softmax),
+        _GPU,
+        "As stable_log_softmax, for cuDNN's softmax.",
+    ),
+    Pass(
+        -0.004,
+        "spell_activations",
+        SpellActivations(),
+        ("fast_run",),
+        "Before PyTensor's first rewrites of its own tanh and sigmoid (1).",
+    ),
+    Pass(
+        -0.004,
+        "stable_log_sigmoid",
+        StableLogSigmoid(),
+        ("fast_run",),
+        "As stable_log_softmax. By name after spell_activations, for sigmoids of dnnops.",
+    ),
+    Pass(
+        -0.004,
+        "stable_log_softmax",
+        StableLogSoftmax(),
+        ("fast_run",),
+        "Before canonicalization (1), which computes the softmax of constants and moves divisors "
+        "within gradients.",
+    ),
+    Pass(
         0.02,
         "float16_in_float32",
         _on_the_host(Float16InFloat32),
         _CPU,
         "Before all passes that look at dtypes, so that they see float32.",
-    ),
-    Pass(
-        1.6,
-        "local_gradient_of_log_of_softmax",
-        dfs_rewriter(local_gradient_of_log_of_softmax),
-        _GPU,
-        "With PyTensor's stabilization (1.5), which does the same for its own softmax.",
-    ),
-    Pass(
-        1.6,
-        "local_log_of_softmax",
-        dfs_rewriter(local_log_of_softmax),
-        _GPU,
-        "With PyTensor's stabilization (1.5), which does the same for its own softmax.",
     ),
     Pass(
         1.62,
@@ -408,6 +434,14 @@ PASSES = (
         ("fast_run",),
         "After specialization (2). Before elementwise fusion (49), which would hide the maximum. "
         "Comparisons come first, since they have to see the maximum.",
+    ),
+    Pass(
+        48.91,
+        "collect_activations",
+        CollectActivations(),
+        ("fast_run",),
+        "After specialization (2), which takes the last of PyTensor's tanh and sigmoid. Before "
+        "expand_slow_activations (48.92), which writes out those that no library runs.",
     ),
     Pass(
         48.92,

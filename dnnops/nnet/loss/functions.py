@@ -59,7 +59,7 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     target = as_floating("binary_crossentropy", "target", target, like=output)
     check_broadcast("binary_crossentropy", output=output, target=target)
     made = output.owner
-    # PyTensor rewrites only the logarithm of its own sigmoid.
+    # Not left to the rewrites of the logarithm, which some modes leave out.
     if made is not None and isinstance(made.op, Activation) and made.op.mode == "sigmoid":
         return sigmoid_binary_crossentropy(made.inputs[0], target)
     return -(target * pt.log(output) + (1 - target) * pt.log(1 - output))

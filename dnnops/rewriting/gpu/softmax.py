@@ -7,13 +7,13 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.scalar.basic import Reciprocal, TrueDiv
-from pytensor.tensor.basic import ones_like
+from pytensor.tensor.basic import cast, ones_like
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.math import log
 
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
+from dnnops.rewriting.recognize.log_softmax import logarithm_of
+from dnnops.rewriting.recognize.quotients import quotient_of, uncast
 
 # PyTensor does the same for its own softmax. Without it, the logarithm of a softmax that underflows
 # to zero would be infinite, and its gradient NaN.
@@ -33,39 +33,45 @@ def _log_softmax(node: Apply) -> Any:
     return op(*node.inputs)
 
 
-@node_rewriter([log])
+def _log_on_host(x: Any, dtype: str) -> Any:
+    node = _softmax_of(x)
+    return None if node is None else cast(host_from_gpu(_log_softmax(node)), dtype)
+
+
+@node_rewriter([Elemwise])
 def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``log(GpuDnnSoftmax('accurate')(x))`` with ``GpuDnnSoftmax('log')(x)``."""
-    softmax = _softmax_of(node.inputs[0])
-    if softmax is None or node.outputs[0].type.dtype != node.inputs[0].type.dtype:
-        return None
-    result = host_from_gpu(_log_softmax(softmax))
-    copy_stack_trace(node.outputs[0], result)
-    return [result]
+    return logarithm_of(node, _log_on_host)
 
 
 @node_rewriter([GpuDnnSoftmaxGrad])
 def local_gradient_of_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """Replace a softmax gradient applied to ``gz / softmax`` with a log-softmax gradient."""
+    """Replace a softmax gradient applied to ``gz / softmax`` with a log-softmax gradient.
+
+    What else is added to the quotient keeps its softmax gradient.
+    """
     gradient, out = node.inputs
-    transfer = gradient.owner
+    softmax, transfer = out.owner, gradient.owner
     if node.op.algo == "log" or transfer is None or not isinstance(transfer.op, GpuFromHost):
         return None
-    quotient = transfer.inputs[0].owner
-    if quotient is None or not isinstance(quotient.op, Elemwise):
+
+    def is_softmax(x: Any, is_complement: bool) -> bool:
+        return not is_complement and _softmax_of(uncast(x)) is softmax is not None
+
+    found = quotient_of(transfer.inputs[0], is_softmax)
+    if found.dividend is None:
         return None
-    if not isinstance(quotient.op.scalar_op, TrueDiv | Reciprocal):
-        return None
-    divisor = quotient.inputs[-1]
-    softmax = _softmax_of(divisor)
-    if softmax is None or softmax.outputs[0] is not out:
-        return None
-    dividend = quotient.inputs[0] if len(quotient.inputs) == 2 else None
-    if dividend is None:
-        dividend = ones_like(divisor)
-    elif dividend.type.broadcastable != divisor.type.broadcastable:
-        dividend = dividend * ones_like(divisor)
+    host = host_from_gpu(out)
+
+    def on_device(x: Any) -> Any:
+        if x.type.broadcastable != host.type.broadcastable:
+            x = x * ones_like(host)
+        return to_device(x, out.type.device)
+
     op: Any = GpuDnnSoftmaxGrad("log", node.op.mode, node.op.axis)
-    result = op(to_device(dividend, out.type.device), _log_softmax(softmax))
+    result = op(on_device(found.dividend), _log_softmax(softmax))
+    if found.rest is not None:
+        rest = node.op(on_device(found.rest), out)
+        result = to_device(host_from_gpu(result) + host_from_gpu(rest), out.type.device)
     copy_stack_trace(node.outputs[0], result)
     return [result] if result.type.dtype == node.outputs[0].type.dtype else None

@@ -19,22 +19,21 @@ from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.tensor.basic import Alloc, ARange, cast, constant
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import neg, sub
-from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.special import LogSoftmax
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor
 
 from dnnops.compat import inferred_size
-from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
+from dnnops.nnet.activation.softmax import LogSoftmaxGrad
 from dnnops.nnet.loss.cross_entropy import LABEL_DTYPES, CrossEntropy, CrossEntropyGrad
-from dnnops.rewriting.recognize.matching import Rest, Slot, match
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad
-from dnnops.rewriting.recognize.views import View, size_of, without_casts
+from dnnops.rewriting.recognize.views import size_of, without_casts
 
 __all__ = ["FuseCrossEntropy"]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """The element of each row of a softmax that is read, or whose gradient is set."""
+    """The element of each row of a log-softmax that is read, or whose gradient is set."""
 
     x: Variable
     labels: Variable
@@ -55,10 +54,10 @@ def _owner(x: Variable, kind: type) -> Apply | None:
     return x.owner if x.owner is not None and isinstance(x.owner.op, kind) else None
 
 
-def _scores(softmax: Variable, kind: type) -> Variable | None:
-    """Return the matrix of scores of a softmax or log-softmax over rows, or None."""
-    node = softmax.owner
-    if node is None or type(node.op) is not kind or softmax.type.ndim != 2:
+def _scores(logs: Variable) -> Variable | None:
+    """Return the matrix of scores of a log-softmax over rows, or None."""
+    node = logs.owner
+    if node is None or type(node.op) is not LogSoftmax or logs.type.ndim != 2:
         return None
     return node.inputs[0] if node.op.axis in (1, -1, (1,), (-1,)) else None
 
@@ -131,11 +130,11 @@ def _place(fgraph: FunctionGraph, x: Any, idx_list: Any, indices: list[Variable]
     return None if every_row is None else _Place(x, labels, every_row, is_column)
 
 
-def _picked(fgraph: FunctionGraph, node: Apply, kind: type) -> _Place | None:
-    """Return the place where a node reads a softmax or log-softmax, or None."""
+def _picked(fgraph: FunctionGraph, node: Apply) -> _Place | None:
+    """Return the place where a node reads a log-softmax, or None."""
     if type(node.op) is not AdvancedSubtensor:
         return None
-    x = _scores(node.inputs[0], kind)
+    x = _scores(node.inputs[0])
     return None if x is None else _place(fgraph, x, node.op.idx_list, node.inputs[1:])
 
 
@@ -165,8 +164,7 @@ class FuseCrossEntropy(GraphRewriter):
         picks = {
             node: place
             for node in order
-            if (place := _picked(fgraph, node, LogSoftmax)) is not None
-            and self.takes_dtype(place.x.type.dtype)
+            if (place := _picked(fgraph, node)) is not None and self.takes_dtype(place.x.type.dtype)
         }
         gradients = [g for node in order if (g := self._gradient(fgraph, node)) is not None]
         known = {*picks, *(g.node for g in gradients)}
@@ -194,7 +192,7 @@ class FuseCrossEntropy(GraphRewriter):
     def _kept(fgraph: FunctionGraph, order: list[Apply], known: set[Apply]) -> Iterator[Variable]:
         """Yield the scores whose log-softmax has other uses, so that indexing it costs nothing."""
         for node in order:
-            x = _scores(node.outputs[0], LogSoftmax) if type(node.op) is LogSoftmax else None
+            x = _scores(node.outputs[0])
             if x is not None and any(c not in known for c, _ in fgraph.clients[node.outputs[0]]):
                 yield x
 
@@ -219,7 +217,7 @@ class FuseCrossEntropy(GraphRewriter):
         fgraph.replace_validate(old, result, reason="fuse_cross_entropy", import_missing=True)
 
     def _gradient(self, fgraph: FunctionGraph, node: Apply) -> _Gradient | None:
-        """Read a node as the gradient of a softmax or log-softmax at labels, or return None."""
+        """Read a node as the gradient of a log-softmax at labels, or return None."""
         found = node
         if node.op == sub:
             # In dtypes that no library supports, the softmax gradient is still written out.
@@ -227,11 +225,10 @@ class FuseCrossEntropy(GraphRewriter):
             if not new or new[0].owner is None:
                 return None
             found = new[0].owner
-        log = isinstance(found.op, LogSoftmaxGrad)
-        if not (log or isinstance(found.op, SoftmaxGrad)):
+        if not isinstance(found.op, LogSoftmaxGrad):
             return None
-        gz, softmax = found.inputs
-        x = _scores(softmax, LogSoftmax if log else Softmax)
+        gz, logs = found.inputs
+        x = _scores(logs)
         put = _owner(gz, AdvancedIncSubtensor)
         if x is None or put is None or not self.takes_dtype(x.type.dtype):
             return None
@@ -239,31 +236,7 @@ class FuseCrossEntropy(GraphRewriter):
         if not _is_zeros(base):
             return None
         place = _place(fgraph, x, put.op.idx_list, indices)
-        if place is None or not log:
-            value = self._by_logarithm(fgraph, value, place)
-        return None if place is None or value is None else _Gradient(node, place, value)
-
-    @staticmethod
-    def _by_logarithm(
-        fgraph: FunctionGraph, value: Variable, place: _Place | None
-    ) -> Variable | None:
-        """Return the gradient with respect to the logarithm in ``log(softmax(x)[...])``.
-
-        In the graph, this gradient is divided by the elements of the softmax.
-        """
-        if place is None:
-            return None
-
-        def is_picked(view: View) -> bool:
-            node = view.variable.owner
-            return view.is_whole and node is not None and _picked(fgraph, node, Softmax) == place
-
-        # The product may have further divisors, such as the count of a mean.
-        found = match(Rest("g") / Slot("picked", is_picked), value)
-        if found is None:
-            return None
-        g = found["g"].build()
-        return constant(1, dtype=value.type.dtype) if g is None else g
+        return None if place is None else _Gradient(node, place, value)
 
 
 def _vector(g: Any, place: _Place) -> Any:
