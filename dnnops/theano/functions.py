@@ -15,6 +15,8 @@ from pytensor.graph.replace import clone_replace
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnValueError
+from dnnops.theano.inputs import In, Param, compile_function
+from dnnops.theano.random import randomstate_constructor
 from dnnops.theano.tensor import unbroadcast
 
 __all__ = [
@@ -45,66 +47,17 @@ class OrderedUpdates(dict[Any, Any]):
         return joined
 
 
-class In(pytensor.In):
-    """Input of a function, with an optional default value.
-
-    Parameters
-    ----------
-    variable : Variable
-    name : str, optional
-    value : object, optional
-        Default value, which inputs of PyTensor don't support.
-    *args, **kwargs
-        Further arguments of ``pytensor.In``.
-    """
-
-    def __init__(
-        self, variable: Any, name: str | None = None, value: Any = None, *args: Any, **kwargs: Any
-    ):
-        super().__init__(variable, name, None, *args, **kwargs)
-        self.default = value
-
-
-class _Function:
-    """Compiled function with default values of inputs, or with named outputs."""
-
-    def __init__(self, compiled: Any, inputs: list[Any], names: list[str] | None):
-        self._compiled = compiled
-        self._inputs = [(one.name, getattr(one, "default", None)) for one in inputs]
-        self._names = names
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        for name, default in self._inputs[len(args) :]:
-            value = kwargs.pop(name, default) if name else default
-            if value is None:
-                break  # the compiled function reports missing inputs
-            given.append(value)
-        results = self._compiled(*given, **kwargs)
-        return results if self._names is None else dict(zip(self._names, results, strict=True))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
-
-
 @wraps(pytensor.function)
 def function(inputs: Any, outputs: Any = None, mode: Any = None, **kwargs: Any) -> Any:
     """Compile a function with ``pytensor.function``.
 
-    As in Theano, inputs may have default values, and outputs may be a dict; calls then return a
-    dict with the same keys. The mode ``"FAST_RUN"`` uses the linker of the flag ``linker``. An
-    update may have size 1 along an axis where the size of its variable is unknown.
+    As in Theano, inputs may have default values and updates, and outputs may be a dict; calls then
+    return a dict with the same keys. The mode ``"FAST_RUN"`` uses the linker of the flag
+    ``linker``. An update may have size 1 along an axis where the size of its variable is unknown.
     """
-    inputs, names = list(inputs), None
     if kwargs.get("updates"):
         kwargs["updates"] = [(x, _of_any_size(x, new)) for x, new in _pairs(kwargs["updates"])]
-    if isinstance(outputs, Mapping):
-        names = sorted(outputs)
-        outputs = [outputs[name] for name in names]
-    compiled = pytensor.function(inputs, outputs, mode=_mode(mode), **kwargs)
-    if names is None and not any(isinstance(one, In) for one in inputs):
-        return compiled
-    return _Function(compiled, inputs, names)
+    return compile_function(inputs, outputs, _mode(mode), **kwargs)
 
 
 def _pairs(updates: Any) -> Any:
@@ -129,29 +82,6 @@ def _mode(mode: Any) -> Any:
     return mode if linker == "auto" else Mode(linker, "fast_run")
 
 
-def Param(  # noqa: N802 - Theano's name
-    variable: Any,
-    default: Any = None,
-    name: str | None = None,
-    mutable: bool = False,
-    strict: bool = False,
-    allow_downcast: bool | None = None,
-    implicit: bool | None = None,
-    borrow: bool | None = None,
-) -> In:
-    """Return an ``In`` with a default value."""
-    return In(
-        variable,
-        name=name,
-        value=default,
-        mutable=mutable,
-        strict=strict,
-        allow_downcast=allow_downcast,
-        implicit=implicit,
-        borrow=borrow,
-    )
-
-
 @wraps(pytensor.shared)
 def shared(
     value: Any,
@@ -167,6 +97,8 @@ def shared(
     `broadcastable` gives the axes whose size is always 1. `target` is ignored: the flag ``device``
     determines where variables are stored.
     """
+    if isinstance(value, np.random.RandomState):
+        return randomstate_constructor(value, name)
     if broadcastable is not None:
         # The constructor for Python numbers doesn't accept a shape.
         value = np.asarray(value)
