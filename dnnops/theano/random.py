@@ -6,21 +6,110 @@ numbers differ from those that Theano draws from the same seed.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor import config
-from pytensor.compile.sharedvalue import shared
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar import upcast
 from pytensor.tensor import as_tensor_variable
 from pytensor.tensor.random import basic
+from pytensor.tensor.random.type import RandomGeneratorType
+from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.streams import advance
 
-__all__ = ["MRG_RandomStreams", "RandomStreams"]
+__all__ = [
+    "MRG_RandomStreams",
+    "RandomState",
+    "RandomStateSharedVariable",
+    "RandomStreams",
+    "as_generator",
+    "randomstate_constructor",
+]
+
+
+class RandomState(np.random.Generator):
+    """Generator with methods of ``numpy.random.RandomState``, whose objects Theano's streams held.
+
+    Parameters
+    ----------
+    bit_generator : BitGenerator
+    """
+
+    def seed(self, seed: Any = None) -> None:
+        """Restart the generator."""
+        self.bit_generator.state = type(self.bit_generator)(seed).state
+
+    def get_state(self) -> Any:
+        """Return the state of the generator, which later draws don't change."""
+        return deepcopy(self.bit_generator.state)
+
+    def set_state(self, state: Any) -> None:
+        """Set the state of the generator."""
+        self.bit_generator.state = state
+
+
+class RandomStateSharedVariable(RandomGeneratorSharedVariable):  # type: ignore[misc]
+    """Shared generator whose values have the methods of `RandomState`."""
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
+        """Return the generator, or by default a copy of it."""
+        value = super().get_value(borrow=borrow, return_internal_type=return_internal_type)
+        return RandomState(value.bit_generator)
+
+    def set_value(self, new_value: Any = None, *, borrow: bool = False, **kwargs: Any) -> None:
+        """Set the generator to another one, or to a ``RandomState`` of NumPy."""
+        value = None if new_value is None else as_generator(new_value)
+        super().set_value(value, borrow=borrow, **kwargs)
+
+
+def as_generator(value: Any) -> np.random.Generator:
+    """Return a generator that continues `value`, a ``RandomState`` or a generator.
+
+    Raises
+    ------
+    DnnTypeError
+        If it is neither.
+    """
+    if isinstance(value, np.random.Generator):
+        return np.random.Generator(value.bit_generator)
+    if not isinstance(value, np.random.RandomState):
+        raise DnnTypeError(f"expected a generator or RandomState of NumPy, got {type(value)}")
+    words: Any = np.random.MT19937()
+    words.state = value.get_state(legacy=False)
+    return np.random.Generator(words)
+
+
+def randomstate_constructor(
+    value: Any,
+    name: str | None = None,
+    strict: bool = False,
+    allow_downcast: bool | None = None,
+    borrow: bool = False,
+) -> RandomStateSharedVariable:
+    """Return a shared generator.
+
+    Parameters
+    ----------
+    value : Generator or RandomState
+    name : str, optional
+    strict, allow_downcast : bool
+        Ignored.
+    borrow : bool
+        Whether the variable uses the generator itself and not a copy. That of a ``RandomState`` is
+        always copied.
+    """
+    generator = as_generator(value)
+    return RandomStateSharedVariable(
+        type=RandomGeneratorType(),
+        value=generator if borrow else deepcopy(generator),
+        strict=strict,
+        name=name,
+    )
 
 
 class RandomStreams:
@@ -56,7 +145,7 @@ class RandomStreams:
 
     def gen(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Draw from a new generator with one of PyTensor's random Ops."""
-        generator = shared(self._generator(), borrow=True)
+        generator = randomstate_constructor(self._generator(), borrow=True)
         following, draw = op(*args, rng=generator, return_next_rng=True, **kwargs)
         advance(generator, following)
         self.state_updates.append((generator, following))

@@ -169,3 +169,51 @@ def test_choice_of_categories_for_each_row(theano: Any):
         stream.choice()
     with pytest.raises(DnnTypeError, match="p must be a matrix"):
         stream.choice(2, 3, False, p)
+
+
+def test_states_of_streams(theano: Any):
+    """The tutorial's ways to seed a stream, and to restore or copy its state."""
+    from theano.tensor.shared_randomstreams import RandomStateSharedVariable, RandomStreams
+
+    stream = RandomStreams(seed=234)
+    draw, other = stream.uniform((2, 2)), stream.normal((2, 2))
+    f = theano.function([], draw)
+    value = draw.rng.get_value(borrow=True)
+    value.seed(89234)
+    draw.rng.set_value(value, borrow=True)
+    seeded = f()
+    value = draw.rng.get_value(borrow=True)
+    value.seed(89234)
+    assert_array_equal(f(), seeded)
+    state = draw.rng.get_value().get_state()
+    following = f()
+    value = draw.rng.get_value(borrow=True)
+    value.set_state(state)
+    draw.rng.set_value(value, borrow=True)
+    assert_array_equal(f(), following)
+    assert not np.array_equal(f(), following)
+    # A copy draws other numbers than the stream without changing them.
+    state = draw.rng.get_value().get_state()
+    draw.rng.get_value().uniform(size=100)
+    assert draw.rng.get_value().get_state() == state
+    assert isinstance(other.rng, RandomStateSharedVariable)
+    copied = RandomStreams(seed=1)
+    again = theano.function([], copied.uniform((2, 2)))
+    for (mine, _), (theirs, _) in zip(stream.state_updates, copied.state_updates, strict=False):
+        theirs.set_value(mine.get_value())
+    assert_array_equal(again(), f())
+
+
+def test_random_states_of_numpy(theano: Any):
+    legacy = np.random.RandomState(3)
+    shared = theano.shared(legacy, name="state")
+    wanted = np.random.Generator(np.random.MT19937())
+    wanted.bit_generator.state = legacy.get_state(legacy=False)
+    following, draw = theano.tensor.raw_random.uniform(shared, size=(3,))
+    f = theano.function([], draw, updates=[(shared, following)])
+    assert_array_equal([f(), f()], [wanted.uniform(size=3), wanted.uniform(size=3)])
+    assert shared.name == "state"
+    shared.set_value(np.random.RandomState(3))
+    assert f().shape == (3,)
+    with pytest.raises(DnnTypeError, match="expected a generator or RandomState"):
+        shared.set_value(3)

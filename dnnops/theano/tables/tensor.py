@@ -12,11 +12,8 @@ GRADIENTS = (
     | at("pytensor.gradient", consider_constant="zero_grad")
     | at("dnnops.theano.functions", "verify_grad")
 )
-_RANDOM_VARIABLES = "pytensor.tensor.random.variable"
-_SHARED_STREAMS = (
-    at("dnnops.theano.random", "RandomStreams")
-    | at(_RANDOM_VARIABLES, RandomStateSharedVariable="RandomGeneratorSharedVariable")
-    | at(_RANDOM_VARIABLES, randomstate_constructor="randomgen_constructor")
+_SHARED_STREAMS = at(
+    "dnnops.theano.random", "RandomStateSharedVariable", "RandomStreams", "randomstate_constructor"
 )
 _SUBTENSOR = "pytensor.tensor.subtensor"
 _TENSOR_OPS = (
