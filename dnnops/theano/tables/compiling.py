@@ -21,7 +21,7 @@ _COMPILE = Table(
         **at("pytensor.tensor.shape", "register_shape_c_code", "register_shape_i_c_code"),
         **at("pytensor.tensor.rewriting.ofg", "inline_ofg_expansion"),
         **at(f"{_DEBUG}.debugmode", "DebugMode"),
-        **at(f"{_DEBUG}.monitormode", "MonitorMode"),
+        **at("dnnops.theano.extending", "MonitorMode", "optdb"),
         **at(f"{_DEBUG}.nanguardmode", "NanGuardMode"),
         **at(f"{_DEBUG}.profiling", "ProfileStats"),
         **at("pytensor.compile.mode", "FAST_COMPILE", "Mode", "get_default_mode", "get_mode"),
@@ -48,9 +48,11 @@ TABLES: dict[str, Table] = {
     ),
     "theano.compile.mode": Table(
         ("pytensor.compile.mode",),
-        at("pytensor.compile", "optdb"),
+        at("dnnops.theano.extending", "optdb"),
     ),
-    "theano.compile.monitormode": Table((f"{_DEBUG}.monitormode",)),
+    "theano.compile.monitormode": Table(
+        names=at("dnnops.theano.extending", "MonitorMode", "detect_nan")
+    ),
     "theano.compile.nanguardmode": Table((f"{_DEBUG}.nanguardmode",)),
     "theano.compile.ops": Table(
         ("pytensor.compile.ops",),

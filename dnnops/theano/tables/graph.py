@@ -27,15 +27,15 @@ _GRAPH = (
     | at("dnnops.theano.functions", "is_same_graph")
 )
 _OPS = (
-    at("pytensor.graph.op", "Op", PureOp="Op")
-    | at("pytensor.link.c.op", "COp", "OpenMPOp")
+    at("dnnops.theano.extending", "Op", PureOp="Op")
+    | at("pytensor.link.c.op", "OpenMPOp", COp="ExternalCOp")
     | at("pytensor.link.c.interface", "CLinkerOp", "CLinkerType", "HideC")
     | at("pytensor.link.c.interface", "CLinkerObject")
     | at(_HERE, "get_debug_values", "get_test_value")
     | at("pytensor.graph.utils", "MethodNotDefined")
 )
 _TYPES = (
-    at("pytensor.graph.type", "Type", PureType="Type")
+    at("dnnops.theano.extending", "Type", PureType="Type")
     | at("pytensor.link.c.type", "CDataType", "EnumList", "EnumType", "CEnumType")
     | at("pytensor.link.c.type", "CDataTypeConstant", "Generic", "generic")
     | at("pytensor.link.c.interface", "CLinkerType")
@@ -49,7 +49,7 @@ _FEATURES = at(
 _REWRITERS = (
     at(_REWRITING, "MergeOptimizer", "copy_stack_trace", "in2out", "out2in")
     | at(_REWRITING, Optimizer="GraphRewriter", optimizer="graph_rewriter")
-    | at(_REWRITING, LocalOptimizer="NodeRewriter", local_optimizer="node_rewriter")
+    | at("dnnops.theano.extending", "LocalOptimizer", "local_optimizer")
     | at(_REWRITING, SeqOptimizer="SequentialGraphRewriter", LocalOptGroup="SequentialNodeRewriter")
     | at(_REWRITING, EquilibriumOptimizer="EquilibriumGraphRewriter")
     | at(_REWRITING, NavigatorOptimizer="NodeProcessingGraphRewriter")
