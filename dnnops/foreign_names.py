@@ -6,13 +6,16 @@ things that dnnops has, and what comes closest to things that it does not have.
 
 from __future__ import annotations
 
-__all__ = ["ARGUMENTS", "NAMES", "REMARKS", "VALUES"]
+__all__ = ["ARGUMENTS", "NAMES", "PATTERNS", "REMARKS", "VALUES"]
 
 _SWITCHED = "it is part of other layers, or a function of a variable: "
 _SPATIAL_MEAN = "the function lambda x: x.mean(axis=(2, 3))"
 _SPATIAL_MAX = "the function lambda x: x.max(axis=(2, 3))"
 _STEPS = "dnnops.optim has sgd, adam, adamw and rmsprop; other steps are updates that you write"
 _PLATEAU = "a shared scalar as learning rate, which the program sets"
+
+_ACTIVATIONS = "nnet.relu(x, slope), nnet.elu"
+_OWN = "a function of a variable that you write with pytensor.tensor"
 
 _CONVOLUTION = "layers.SpatialConvolution"
 _TRANSPOSED = "layers.SpatialFullConvolution"
@@ -110,6 +113,12 @@ _LAYERS = {
         ("Activation", "NonlinearityLayer", "Lambda", "ExpressionLayer"),
         "the function itself, such as nnet.elu, in place of a layer",
     ),
+    **dict.fromkeys(("CELU", "PReLU", "RReLU", "ThresholdedReLU"), f"{_ACTIVATIONS}, or {_OWN}"),
+    **dict.fromkeys(("Hardswish", "Hardshrink", "Softshrink", "Tanhshrink", "Threshold"), _OWN),
+    "Mish": "the function lambda x: x * nnet.tanh(nnet.softplus(x))",
+    "LogSigmoid": "the function lambda x: -nnet.softplus(-x)",
+    "Softmin": "the function lambda x: nnet.softmax(-x)",
+    "GLU": "a function: a * nnet.sigmoid(b) for the two halves",
     # Recurrent networks and attention
     "LSTMLayer": "layers.LSTM",
     "GRULayer": "layers.GRU",
@@ -124,9 +133,23 @@ _LAYERS = {
         "layers.MultiHeadAttention",
     ),
     "TransformerEncoder": "layers.Sequential of layers.TransformerEncoderLayer",
+    **dict.fromkeys(
+        ("Transformer", "TransformerDecoder", "TransformerDecoderLayer"),
+        "layers.TransformerEncoderLayer and layers.MultiHeadAttention in a layer of your own",
+    ),
     # Containers and bases
     **dict.fromkeys(("Module", "Model", "Parameter", "MergeLayer"), "layers.Layer"),
-    **dict.fromkeys(("ModuleList", "ModuleDict"), "a list or dict as an attribute of a layer"),
+    **dict.fromkeys(
+        ("get_output", "get_output_shape", "get_all_layers"),
+        "the network itself: net(x), net.modules()",
+    ),
+    "get_all_params": "net.parameters()",
+    **dict.fromkeys(("get_all_param_values", "state_dict"), "net.state_dict()"),
+    **dict.fromkeys(("set_all_param_values", "load_state_dict"), "net.load_state_dict(...)"),
+    **dict.fromkeys(
+        ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"),
+        "a list or dict as an attribute of a layer",
+    ),
     **dict.fromkeys(("Concatenate", "ConcatLayer"), "layers.Concat"),
     **dict.fromkeys(("Add", "ElemwiseSumLayer"), "layers.Residual, or + in a layer's forward"),
     **dict.fromkeys(("Input", "InputLayer"), "a variable, such as pytensor.tensor.tensor4('x')"),
@@ -196,6 +219,20 @@ _FUNCTIONS = {
     "soft_plus": "nnet.softplus",
     **dict.fromkeys(("logsigmoid", "log_sigmoid"), "-nnet.softplus(-x)"),
     "softmin": "nnet.softmax(-x)",
+    **dict.fromkeys(("celu", "prelu", "rrelu"), f"{_ACTIVATIONS}, or {_OWN}"),
+    **dict.fromkeys(
+        (
+            *("hardswish", "hard_swish", "hard_silu", "hardshrink", "softshrink", "tanhshrink"),
+            *("threshold", "squareplus", "sparse_plus"),
+        ),
+        _OWN,
+    ),
+    "hard_tanh": "nnet.clipped_relu, or pytensor.tensor.clip(x, -1, 1)",
+    "identity": "x itself",
+    **dict.fromkeys(("normalize", "standardize"), "nnet.layer_norm or an expression"),
+    "linear_cross_entropy": "nnet.cross_entropy(x @ w, labels)",
+    "logsumexp": "pytensor.tensor.logsumexp",
+    "initializers": "dnnops.layers, such as layers.he_normal",
     "mish": "x * nnet.tanh(nnet.softplus(x))",
     "glu": "a * nnet.sigmoid(b) for the two halves",
     # Normalization
@@ -276,6 +313,14 @@ _OPTIMIZERS = {
     **dict.fromkeys(("LambdaLR", "LRScheduler"), "a function of the step as learning rate"),
     "ReduceLROnPlateau": _PLATEAU,
     **dict.fromkeys(
+        ("SequentialLR", "ChainedScheduler", "CyclicLR", "MultiplicativeLR", "join_schedules"),
+        "a function of the step as learning rate",
+    ),
+    **dict.fromkeys(
+        ("chain", "add_decayed_weights", "scale_by_adam"),
+        "the arguments weight_decay of the optimizers, and optim.clip_by_norm",
+    ),
+    **dict.fromkeys(
         (
             *("clip_by_global_norm", "clip_grad_norm", "clip_grad_norm_", "clipnorm"),
             "total_norm_constraint",
@@ -301,6 +346,28 @@ NAMES = {
     },
 }
 
+#: What to use in place of names of a kind, by a pattern of the whole name.
+PATTERNS = {
+    r"(Reflection|Replication|Constant|Zero|Circular)Pad(ding)?[123][dD]|PadLayer|Padding[123]D": (
+        "the function pytensor.tensor.pad"
+    ),
+    r"(Adaptive|Global)A\w*Pool\w*|adaptive_avg_pool\w*": "x.mean(...) over the spatial axes",
+    r"(Adaptive|Global)Max\w*Pool\w*|adaptive_max_pool\w*": "x.max(...) over the spatial axes",
+    r"Upsampling\w+|UpSampling\w+|upsample_\w+": "nnet.bilinear_upsampling",
+    r"MaxUnpool\w+|max_unpool\w+|Fractional\w+|fractional_\w+|LPPool\w+|lp_pool\w+": (
+        "an expression: nnet.pool_2d has maxima, averages and sums"
+    ),
+    r"max_pool\w+": "nnet.pool_2d or pool_3d",
+    r"\w+Loss(2d)?|\w+_loss|kl_div|\w+Crossentropy": (
+        "an expression of pytensor.tensor; nnet has cross_entropy, binary_crossentropy, "
+        "sigmoid_binary_crossentropy and ctc"
+    ),
+    r"(Alpha|Feature|Gaussian|alpha_|feature_)\w*[dD]ropout|GaussianNoise\w*": "nnet.dropout",
+    r"PixelShuffle|PixelUnshuffle|ChannelShuffle|pixel_\w+|channel_shuffle": (
+        "reshape and transpose"
+    ),
+}
+
 _STRIDES = ("subsample", "stride", "input_dilation", "dt, dw, dh", "dw, dh", "dw", "neib_step")
 _PADS = ("border_mode", "pad", "pad_t, pad_w, pad_h", "pad_w, pad_h", "pad_w")
 _DILATIONS = (
@@ -308,7 +375,7 @@ _DILATIONS = (
     *("dilation_t, dilation_w, dilation_h", "dilation_w, dilation_h", "dilation_w"),
 )
 _KERNELS = ("ws", "neib_shape", "filters", "kt, kw, kh", "kw, kh", "kw", "size", "n")
-_INPUTS = ("input", "x", "inputs", "activations", "img")
+_INPUTS = ("input", "x", "inputs", "activations", "img", "indices", "ten4", "output")
 _FEATURES = (
     *("n_input_plane", "input_size", "input_frame_size", "n_feature", "features", "shape"),
     *("channels", "groups, channels"),
@@ -339,7 +406,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("weight", "w", "weights", "rhs", "scale"), _FILTERS),
     **dict.fromkeys(("target", "targets", "y_true"), ("labels", "target", "true_dist")),
     **dict.fromkeys(("output", "y_pred", "predictions"), ("output", "coding_dist", "x")),
-    **dict.fromkeys(("bias", "use_bias", "offset", "shift"), ("bias", "beta", "b")),
+    **dict.fromkeys(("bias", "use_bias", "offset", "shift"), ("bias", "beta", "b", "affine")),
     **dict.fromkeys(("in_channels", "in_features", "num_features", "num_channels"), _FEATURES),
     **dict.fromkeys(("out_channels", "out_features", "units", "num_filters"), _OUTPUTS),
     **dict.fromkeys(("normalized_shape",), ("shape", "axes")),
@@ -353,7 +420,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("elementwise_affine", "elementwise_scale"), ("affine",)),
     **dict.fromkeys(("momentum",), ("running_average_factor", "betas", "momentum")),
     **dict.fromkeys(("negative_slope", "slope", "alpha"), ("alpha", "negative_slope")),
-    **dict.fromkeys(("size",), ("n", "ws", "ratio")),
+    **dict.fromkeys(("size",), ("n", "ws", "ratio", "out_shape")),
     **dict.fromkeys(("scale_factor",), ("ratio",)),
     **dict.fromkeys(("attn_mask", "attention_mask", "bias_mask"), ("mask",)),
     **dict.fromkeys(("causal", "use_causal_mask"), ("is_causal",)),
@@ -374,21 +441,34 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("hidden_dim", "num_units", "n_hidden"), ("hidden_size", "hidden")),
     **dict.fromkeys(("W", "kernel_initializer", "init"), ("initializer", "filters")),
     "output_padding": ("adj_t, adj_w, adj_h", "adj_w, adj_h", "output_shape"),
-    "num_layers_": ("num_layers",),
+    **dict.fromkeys(("num_groups",), ("groups",)),
+    **dict.fromkeys(("target_lengths",), ("label_lengths",)),
+    **dict.fromkeys(("layer_norm_eps",), ("eps",)),
+    **dict.fromkeys(("max_lr", "peak_value", "init_value"), ("rate", "learning_rate")),
+    **dict.fromkeys(("total_iters",), ("steps",)),
+    **dict.fromkeys(("output_size",), ("out_shape", "output_size")),
 }
 
 #: Arguments of other libraries that no function has, and what does the same.
 REMARKS = {
     "keepdims": "results keep their axes; sum with pytensor.tensor if you need another shape",
     "keepdim": "results keep their axes; sum with pytensor.tensor if you need another shape",
-    "bias": "add it to the result: y + b[:, None, None]",
+    "bias": "add it to the result, as in y + b[:, None, None]",
+    "padding_mode": "pad the images first, with pytensor.tensor.pad",
+    "ignore_index": "multiply the costs by a mask",
+    "blank": "the blank label is 0",
+    "align_corners": "the corners of an image are aligned",
+    "track_running_stats": "running averages are the updates of a training step",
+    "batch_first": "the batch is the first axis",
+    "key_padding_mask": "call the layer with a mask or lengths",
+    "attn_mask": "call the layer with a mask or lengths",
     "data_format": "arrays are batch, channel, spatial axes",
     "activation": "apply a function such as nnet.relu to the result",
     "nonlinearity": "apply a function such as nnet.relu to the result",
     "training": "net.train() and net.eval() switch layers; functions have two names",
     "reduction": "take the mean or the sum of the result",
-    "ceil_mode": "ignore_border=False rounds up",
-    "count_include_pad": "mode='average_inc_pad' or 'average_exc_pad'",
+    "ceil_mode": "functions round up with ignore_border=False, layers with the method ceil()",
+    "count_include_pad": "nnet.pool_2d has modes 'average_inc_pad' and 'average_exc_pad'",
     "return_indices": "indices are not returned",
     "device": "the mode of a function or transfer() selects the device",
     "inplace": "rewrites decide what is overwritten",

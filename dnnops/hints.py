@@ -7,6 +7,7 @@ through one more function, which keeps the signature.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ from types import FrameType, FunctionType
 from typing import Any, NoReturn
 
 from dnnops.errors import DnnTypeError
-from dnnops.foreign_names import ARGUMENTS, NAMES, REMARKS, VALUES
+from dnnops.foreign_names import ARGUMENTS, NAMES, PATTERNS, REMARKS, VALUES
 
 __all__ = ["explain_arguments", "explained", "name_hint", "nearest", "no_attribute", "value_hint"]
 
@@ -70,6 +71,12 @@ def name_hint(package: str, name: str) -> str:
     for table in dict.fromkeys((own, *_PACKAGES)):
         if name in NAMES.get(table, {}):
             return f"; use {NAMES[table][name]}"
+    for pattern, hint in PATTERNS.items():
+        if re.fullmatch(pattern, name):
+            return f"; use {hint}"
+    if name.endswith("_"):  # PyTorch's functions that overwrite an argument
+        plain = name.rstrip("_")
+        return f"; use {own}.{plain}" if plain in _public(package) else name_hint(package, plain)
     public = {table: _public(f"dnnops.{table}") for table in _PACKAGES}
     for table, names in public.items():
         if table != own and name in names:
@@ -94,7 +101,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """
     plain = {_plain(known): known for known in names}
     begun = [known for known in plain if known.startswith(_plain(name)) and len(name) > 3]
-    found = sorted(begun, key=len)[:1] or get_close_matches(_plain(name), plain, n=1, cutoff=0.75)
+    found = sorted(begun, key=len)[:1] or get_close_matches(_plain(name), plain, n=1, cutoff=0.8)
     return plain[found[0]] if found else ""
 
 

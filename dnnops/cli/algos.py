@@ -21,6 +21,8 @@ HELP = "list and time the plans of a convolution"
 _LIST = re.compile(r"-?\d+(?:[,x]-?\d+)*")
 _PAIRS = re.compile(r"\d+(?::\d+)?(?:[,x]\d+(?::\d+)?)*")
 _SEPARATOR = re.compile("[,x]")
+# Python refuses to convert numbers of thousands of digits.
+_LONGEST = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +167,7 @@ def _cases(args: argparse.Namespace) -> list[PlanCase]:
 
 
 def _integers(option: str, text: str, minimum: int) -> tuple[int, ...]:
-    if not _LIST.fullmatch(text):
+    if not _LIST.fullmatch(text) or len(text) > _LONGEST:
         raise DnnValueError(f"{option} must be integers separated by commas; got {text!r}")
     numbers = tuple(map(int, _SEPARATOR.split(text)))
     if min(numbers) < minimum:
@@ -188,7 +190,7 @@ def _one_or_each(option: str, text: str) -> int | tuple[int, ...]:
 def _padding(text: str) -> Any:
     if text in ("valid", "half", "full"):
         return text
-    if not _PAIRS.fullmatch(text):
+    if not _PAIRS.fullmatch(text) or len(text) > _LONGEST:
         raise DnnValueError(
             "--pad must be valid, half, full, or nonnegative integers, one for all axes or one per"
             f" axis, such as 3,1 or 0:2,1:1 (before:after); got {text!r}"

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     device = _choose_device(args.device)
     data = digits.load_digits(args.seed)
-    print(
+    _say(
         f"{len(data.train_images)} images of handwritten digits for training, "
         f"{len(data.test_images)} for testing"
     )
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     # A no-break space keeps each name next to its count when lines are wrapped.
     calls = ", ".join(f"{name}\xa0x{count}" for name, count in trainer.library_ops().items())
     sentence = f"One training step calls: {calls or 'neither cuDNN nor oneDNN'}"
-    print("\n".join(wrapped(sentence, min(line_width(80), 100), "    ")).replace("\xa0", " "))
+    _say(sentence)
     print(f"compiled in {time.perf_counter() - start:.1f} s", flush=True)
 
     history = _train(trainer, data, args.epochs, console)
@@ -108,8 +108,14 @@ def run(args: argparse.Namespace) -> int:
     _draw(args.output, history, data, probabilities)
     console.print(f"wrote {args.output}", soft_wrap=True, highlight=False)
     accuracy = 100 * np.mean(probabilities.argmax(axis=1) == data.test_classes)
-    print(f"test accuracy {accuracy:.1f} % on {device} ({_library(device)}), {seconds:.1f} s")
+    _say(f"test accuracy {accuracy:.1f} % on {device} ({_library(device)}), {seconds:.1f} s")
     return 0
+
+
+def _say(sentence: str) -> None:
+    """Print a sentence, wrapped for readers of narrow and of wide terminals."""
+    lines = wrapped(sentence, min(line_width(80), 100), "    ")
+    print("\n".join(lines).replace("\xa0", " "), flush=True)
 
 
 def _require_packages() -> Console:
@@ -172,10 +178,9 @@ def _train(trainer: digits.Trainer, data: digits.Digits, epochs: int, console: C
             progress.update(task, advance=1, loss=loss, accuracy=100 * test_accuracy)
             if not console.is_terminal:
                 # A progress bar is useless in a log.
-                print(
+                _say(
                     f"epoch {epoch}/{epochs}  loss {loss:.4f}  "
-                    f"test accuracy {100 * test_accuracy:.1f} %",
-                    flush=True,
+                    f"test accuracy {100 * test_accuracy:.1f} %"
                 )
     return history
 

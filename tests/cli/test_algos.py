@@ -367,6 +367,13 @@ def test_a_terminals_width_is_kept(capsys: Output, monkeypatch: pytest.MonkeyPat
         assert re.search(rf"^{name} ", out, re.MULTILINE)
 
 
+def test_numbers_of_thousands_of_digits(capsys: Output):
+    long = "9" * 5000
+    for option, text in (("--input", f"{long},3,8,8"), ("--pad", long), ("--stride", long)):
+        assert main(["algos", *SHAPES, *CPU, option, text]) == 2
+        assert capsys.readouterr().err.startswith(f"dnnops algos: {option} must be")
+
+
 def test_nothing_can_be_run(capsys: Output, monkeypatch: pytest.MonkeyPatch):
     refused = [plan for plan in gpu_survey().plans if plan.reason]
     monkeypatch.setattr("dnnops.plans.survey", lambda case, **_: Survey(case, refused, {}, ""))

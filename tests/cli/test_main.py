@@ -311,7 +311,12 @@ def test_help_of_the_module():
 
 @pytest.mark.parametrize(
     ("output", "status", "words"),
-    [("| true", 141, ""), ("> /dev/full", 1, "No space left on device"), (">&-", 0, "")],
+    [
+        ("2>&- | cat", 0, ""),
+        ("| true", 141, ""),
+        ("> /dev/full", 1, "No space left on device"),
+        (">&-", 0, ""),
+    ],
 )
 def test_output_that_cannot_be_written(output: str, status: int, words: str, tmp_path: Path):
     command = f"{sys.executable} -m dnnops cache show --path {tmp_path} {output}"
