@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from pytensor import config
@@ -30,11 +30,12 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.link.pytorch.linker import PytorchLinker
 
 from dnnops.config import flag_value
-from dnnops.errors import DnnUnavailableError
+from dnnops.errors import DnnUnavailableError, DnnWarning
 from dnnops.gpuarray.op import is_on_device
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.pipeline import PYTORCH_TAG
 from dnnops.runtime.ahead import ParallelVMLinker
+from dnnops.runtime.compiling import INSTALL_COMPILER
 from dnnops.runtime.serial import SerialFunction
 
 __all__ = [
@@ -175,9 +176,15 @@ class DnnMode(Mode):
             if flag:
                 query = getattr(query, extend)(*flag.split(":"))
         query = query.excluding(*faulty_rewrites())
+        tags = self._backend_tags()
+        if not config.cxx:
+            # Python computes fused Ops element by element, and single ones as NumPy does.
+            query = query.excluding("fusion")
+            if "onednn" in tags:
+                _warn_of_no_compiler()
         _look_for_blas()
         database: Any = getattr(self, "optdb")  # noqa: B009 - untyped in PyTensor
-        return _QuickPasses(database.query(query.including(*self._backend_tags())))
+        return _QuickPasses(database.query(query.including(*tags)))
 
     def _backend_tags(self) -> tuple[str, ...]:
         from dnnops.gpu.base import cudnn_usable
@@ -233,6 +240,20 @@ class OneDnnMode(DnnMode):
         if not available:
             raise DnnUnavailableError(f"oneDNN cannot be used: {reason}")
         return ("onednn",)
+
+
+@lru_cache(maxsize=1)
+def _warn_of_no_compiler() -> None:
+    """Warn once that only oneDNN is fast, unless it cannot be used, which is another warning."""
+    from dnnops.cpu.base import onednn_available
+
+    if onednn_available()[0]:
+        warnings.warn(
+            "there is no C++ compiler, so Ops that oneDNN does not compute run in NumPy, slowly:"
+            f" {INSTALL_COMPILER}; or use PyTensor's default mode, which needs none",
+            DnnWarning,
+            stacklevel=2,
+        )
 
 
 def _look_for_blas() -> None:
