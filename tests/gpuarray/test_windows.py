@@ -20,6 +20,7 @@ from dnnops.gpuarray.windows.op import GpuSetWindow, GpuWindow, Window
 from dnnops.rewriting.move.lifting import EVERYTHING
 from dnnops.rewriting.move.windows import windows_of
 from tests.emulation.host_graphs import on_host as emulated
+from tests.emulation.nvrtc import compile_cuda
 from tests.gpuarray.graphs import GPU_MODE, ops, rewritten
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host
 from tests.oracle import PERFORM_MODE, SEED, repeat_command
@@ -91,6 +92,17 @@ def test_random_windows(device):
             wanted[index] = y if sets else wanted[index] + y
             got = apply(GpuSetWindow(windows, sets), [x, y], operands, True)
             np.testing.assert_array_equal(got, wanted, err_msg=words)
+
+
+@pytest.mark.needs("nvrtc")
+def test_the_gpu_compiler_takes_the_kernels():
+    for dtypes in (("float16", "float16"), ("bfloat16", "float32"), ("int32", "float64")):
+        for reads, adds in ((True, False), (False, False), (False, True)):
+            if reads and dtypes[0] != dtypes[1]:
+                continue
+            for is_large in (False, True):
+                made = kernel.WindowKernel(*dtypes, 3, (True, False), reads, adds, is_large)
+                compile_cuda(made.source())
 
 
 @pytest.mark.needs("cupy")

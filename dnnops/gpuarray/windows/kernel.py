@@ -18,7 +18,7 @@ from dnnops.runtime.scalar_code import from_stored, stored_type, to_stored
 __all__ = ["Start", "WindowKernel", "window_step"]
 
 KERNEL_NAME = "copy_window"
-_THREADS, _MAX_BLOCKS = 128, 2**31 - 1
+_THREADS, _MAX_BLOCKS, _MOST_SMALL = 128, 2**31 - 1, 2**31 - 1
 _FILES = ("kernels/kernel.cuh", "kernels/numbers.cuh")
 _ENTRY = """
 #ifdef __CUDACC__
@@ -59,13 +59,15 @@ class WindowKernel:
     ----------
     from_dtype, to_dtype : str
     ndim : int
-        Number of axes of the part.
+        Number of axes of the part, after axes that are adjacent in both arrays are merged.
     on_device : tuple of bool
         Where the number of each start is.
     reads : bool
         Whether the part is copied from the whole array, not to it.
     adds : bool
         Whether values are added to those of the target.
+    is_large : bool
+        Whether the number of elements takes more than 32 bits.
     """
 
     from_dtype: str
@@ -74,6 +76,7 @@ class WindowKernel:
     on_device: tuple[bool, ...]
     reads: bool
     adds: bool
+    is_large: bool
 
     def source(self) -> str:
         """Return the CUDA source of the kernel `KERNEL_NAME`."""
@@ -99,13 +102,14 @@ class WindowKernel:
                 "}",
                 f"window += at{k} * stride{k};",
             ]
-        lines += ["long long rest = i;"]
+        lines += ["Index rest = (Index)i;"]
         for axis in reversed(axes):
+            # The first index is what is left.
+            lines += [f"const Index index{axis} = rest % (Index)length{axis};"] if axis else []
+            lines += [f"rest /= (Index)length{axis};"] if axis else ["const Index index0 = rest;"]
             lines += [
-                f"const long long index{axis} = rest % length{axis};",
-                f"rest /= length{axis};",
-                f"from += index{axis} * from_step{axis};",
-                f"to += index{axis} * to_step{axis};",
+                f"from += (long long)index{axis} * from_step{axis};",
+                f"to += (long long)index{axis} * to_step{axis};",
             ]
         lines.append(f"{'from' if self.reads else 'to'} += window;")
         value = f"*reinterpret_cast<const {source} *>(from)"
@@ -119,6 +123,7 @@ class WindowKernel:
             [
                 *((c_code_dir() / "gpu" / name).read_text(encoding="utf-8") for name in _FILES),
                 _ENTRY,
+                f"using Index = {'unsigned long long' if self.is_large else 'unsigned'};",
                 f"ENTRY void __launch_bounds__({_THREADS}) {KERNEL_NAME}({', '.join(parameters)})",
                 "{",
                 f"const long long i = (long long)blockIdx.x * {_THREADS} + threadIdx.x;",
@@ -173,15 +178,33 @@ def window_step(
     if not (source.is_aligned and target.is_aligned) or -(-size // _THREADS) > _MAX_BLOCKS:
         return None
     on_device = tuple(isinstance(start.number, Address) for start in starts)
-    kernel = WindowKernel(*dtypes, target.ndim, on_device, reads, adds)
+    axes = _merged(source, target)
+    is_large = size > _MOST_SMALL
+    kernel = WindowKernel(*dtypes, len(axes), on_device, reads, adds, is_large)
     flag = 0
     arguments: list[Any] = [source.address, target.address, np.int64(size)]
-    for axis, length in enumerate(target.shape):
-        step = source.strides[axis] if source.shape[axis] != 1 else 0
-        arguments += [np.int64(length), np.int64(step), np.int64(target.strides[axis])]
+    for axis in axes:
+        arguments += map(np.int64, axis)
     for start in starts:
         flag, message = deferred_error(start.message)
         arguments += [start.number, np.int64(start.stride), np.int64(start.length)]
         arguments.append(np.int32(message))
     arguments.append(np.uint64(flag))
     return KernelStep(compiled(kernel), max(1, -(-size // _THREADS)), _THREADS, arguments)
+
+
+def _merged(source: Placed, target: Placed) -> list[tuple[int, int, int]]:
+    """Return the lengths and the strides of both arrays, of as few axes as possible."""
+    axes: list[tuple[int, int, int]] = []
+    for axis in reversed(range(target.ndim)):
+        length = target.shape[axis]
+        step = source.strides[axis] if source.shape[axis] != 1 else 0
+        if length == 1:
+            continue
+        if axes:
+            inner, from_step, to_step = axes[0]
+            if (step, target.strides[axis]) == (from_step * inner, to_step * inner):
+                axes[0] = length * inner, from_step, to_step
+                continue
+        axes.insert(0, (length, step, target.strides[axis]))
+    return axes

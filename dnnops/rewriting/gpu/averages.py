@@ -44,13 +44,14 @@ class SeparateAverages(GraphRewriter):
             return
         pairs: list[tuple[Variable, Any]] = []
         for node in fgraph.toposort():
-            if type(node.op) is not GpuDnnBatchNorm or not node.op.running_averages:
+            op: Any = node.op
+            if type(op) is not GpuDnnBatchNorm or not op.running_averages:
                 continue
             *first, factor, mean, variance = node.inputs
             if not depends_on_values([factor]):
                 continue
             one = pt.constant(np.float64(1))
-            results = list(node.op.make_node(*first, one, mean, variance).outputs)
+            results = list(op.make_node(*first, one, mean, variance).outputs)
             for place, old in ((-2, mean), (-1, variance)):
                 average = GpuElemwise(_average(old.type.dtype))
                 results[place] = average.make_node(old, results[place], factor).outputs[0]
