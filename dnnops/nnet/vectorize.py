@@ -1,10 +1,11 @@
-"""Vectorization of convolution, pooling and other batched Ops for ``vectorize_graph``.
+"""Vectorization of convolution, pooling and normalization for ``vectorize_graph``.
 
 By default, PyTensor loops over the extra axes in Python and runs the Ops in NumPy. The functions in
 this module instead merge the extra axes into the batch, or into the channels with one group per
 entry, so that a single library call remains. In a batch normalization, the extra axes become
 further axes with separate statistics. PyTensor's loop remains if filters have extra axes whose
-sizes are not known when the graph is built, or if parameters have extra axes.
+sizes are not known when the graph is built, or if parameters have extra axes. Other Ops are in
+`dnnops.nnet.vectorize_batch`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pytensor.tensor.blockwise import vectorize_node_fallback
 from dnnops.nnet.activation.op import Activation, ActivationGrad
 from dnnops.nnet.conv.base import ConvBase
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
+from dnnops.nnet.extra_axes import into_batch, no_results, sizes, with_extra_axes
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
@@ -46,49 +48,15 @@ NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
 
 
-def _sizes(x: Any) -> list[Any]:
-    """Return the shape of `x`, with ints for the sizes that are known."""
-    return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
-
-
-def _with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
-    """Broadcast the extra leading axes of the operands; return their sizes and the operands.
-
-    `cores` is the number of axes of each operand without the extra ones, or one number for all
-    operands.
-    """
-    cores = cores * len(data) if len(cores) == 1 else cores
-    pairs = list(zip(data, cores, strict=True))
-    lead = max(x.type.ndim - core for x, core in pairs)
-    padded = [pt.shape_padleft(x, lead + core - x.type.ndim) for x, core in pairs]
-    extra: list[Any] = []
-    for axis in range(lead):
-        # As in Elemwise, only axes whose size is statically 1 are broadcast.
-        sizes = [_sizes(x)[axis] for x in padded if x.type.shape[axis] != 1]
-        known = [size for size in sizes if isinstance(size, int)]
-        extra.append((known or sizes or [1])[0])
-    spread = []
-    for x in padded:
-        if any(n == 1 and size != 1 for n, size in zip(x.type.shape[:lead], extra, strict=True)):
-            x = pt.broadcast_to(x, (*extra, *_sizes(x)[lead:]))
-        spread.append(x)
-    return extra, spread
-
-
-def _into_batch(x: Any, extra: Sequence[Any]) -> Any:
-    batch, *rest = _sizes(x)[len(extra) :]
-    return x.reshape((prod(extra) * batch, *rest))
-
-
 def _into_channels(x: Any, extra: Sequence[Any]) -> Any:
-    batch, channels, *spatial = _sizes(x)[len(extra) :]
+    batch, channels, *spatial = sizes(x)[len(extra) :]
     count = prod(extra)
     x = x.reshape((count, batch, channels, *spatial)).swapaxes(0, 1)
     return x.reshape((batch, count * channels, *spatial))
 
 
 def _out_of_channels(x: Any, extra: Sequence[Any]) -> Any:
-    batch, channels, *spatial = _sizes(x)
+    batch, channels, *spatial = sizes(x)
     count = prod(extra)
     x = x.reshape((batch, count, channels // count, *spatial)).swapaxes(0, 1)
     return x.reshape((*extra, batch, channels // count, *spatial))
@@ -106,25 +74,27 @@ def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
         return op.make_node(*inputs)
     if "filters" in roles[:2] and data[roles.index("filters")].type.ndim == core:
         image = data[roles.index("image")]
-        extra = _sizes(image)[:-core]
+        extra = sizes(image)[:-core]
         folded = [
-            _into_batch(x, extra) if role == "image" else x
+            into_batch(x, extra) if role == "image" else x
             for x, role in zip(data, roles, strict=False)
         ]
         out: Any = op(*folded, *shape)
-        return [out.reshape((*extra, _sizes(image)[-core], *_sizes(out)[1:]))]
-    extra, data = _with_extra_axes(data, core)
-    if not all(isinstance(size, int) and size > 0 for size in extra):
+        return [out.reshape((*extra, sizes(image)[-core], *sizes(out)[1:]))]
+    extra, data = with_extra_axes(data, core)
+    if not all(isinstance(size, int) for size in extra):
         return vectorize_node_fallback(op, node, *inputs)
+    if not all(size > 0 for size in extra):
+        return no_results(op, data, extra, *shape)
     parameters = {name: getattr(op, name) for name in op.__props__}
     parameters["num_groups"] *= prod(extra)
-    fold = {"image": _into_channels, "filters": _into_batch}
+    fold = {"image": _into_channels, "filters": into_batch}
     folded = [fold[role](x, extra) for x, role in zip(data, roles, strict=False)]
     grouped: Any = type(op)(**parameters)
     out = grouped(*folded, *shape)
     if roles[2] == "image":
         return [_out_of_channels(out, extra)]
-    filters, *rest = _sizes(out)
+    filters, *rest = sizes(out)
     return [out.reshape((*extra, filters // prod(extra), *rest))]
 
 
@@ -138,9 +108,9 @@ def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     core = op.ndim + 2
     if all(x.type.ndim == core for x in data):
         return op.make_node(*inputs)
-    extra, data = _with_extra_axes(data, core)
-    out: Any = op(*(_into_batch(x, extra) for x in data), *vectors)
-    return [out.reshape((*extra, _sizes(data[0])[-core], *_sizes(out)[1:]))]
+    extra, data = with_extra_axes(data, core)
+    out: Any = op(*(into_batch(x, extra) for x in data), *vectors)
+    return [out.reshape((*extra, sizes(data[0])[-core], *sizes(out)[1:]))]
 
 
 @_vectorize_node.register(CTC)
@@ -149,10 +119,10 @@ def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
     cores = [x.type.ndim for x in node.inputs]
     if all(x.type.ndim == core for x, core in zip(inputs, cores, strict=True)):
         return op.make_node(*inputs)
-    extra, (activations, *rest) = _with_extra_axes(inputs, *cores)
-    steps, batch, classes = _sizes(activations)[-3:]
+    extra, (activations, *rest) = with_extra_axes(inputs, *cores)
+    steps, batch, classes = sizes(activations)[-3:]
     sequences = pt.moveaxis(activations, -3, 0).reshape((steps, prod(extra) * batch, classes))
-    outputs: list[Any] = op.make_node(sequences, *(_into_batch(x, extra) for x in rest)).outputs
+    outputs: list[Any] = op.make_node(sequences, *(into_batch(x, extra) for x in rest)).outputs
     vectorized = [outputs[0].reshape((*extra, batch))]
     for gradients in outputs[1:]:
         spread = gradients.reshape((steps, *extra, batch, classes))
@@ -164,7 +134,7 @@ def vectorize_ctc(op: CTC, node: Apply, *inputs: Any) -> Any:
 @_vectorize_node.register(ActivationGrad)
 def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: Any) -> Any:
     """Vectorize an activation or its gradient, both of which are elementwise."""
-    _, spread = _with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
+    _, spread = with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
     return op.make_node(*spread)
 
 
@@ -175,10 +145,10 @@ def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: 
     core = node.inputs[0].type.ndim
     if all(x.type.ndim == core for x in inputs):
         return op.make_node(*inputs)
-    extra, data = _with_extra_axes(inputs, *(core for _ in inputs))
-    outputs: list[Any] = op.make_node(*(_into_batch(x, extra) for x in data)).outputs
-    batch = _sizes(data[0])[-core]
-    return [out.reshape((*extra, batch, *_sizes(out)[1:])) for out in outputs]
+    extra, data = with_extra_axes(inputs, *(core for _ in inputs))
+    outputs: list[Any] = op.make_node(*(into_batch(x, extra) for x in data)).outputs
+    batch = sizes(data[0])[-core]
+    return [out.reshape((*extra, batch, *sizes(out)[1:])) for out in outputs]
 
 
 @_vectorize_node.register(BatchNormBase)
@@ -189,7 +159,7 @@ def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
     if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
         return vectorize_node_fallback(op, node, *inputs)
     arrays = {name: x for name, x in named.items() if name not in op.scalars}
-    extra, spread = _with_extra_axes(list(arrays.values()), *(core for _ in arrays))
+    extra, spread = with_extra_axes(list(arrays.values()), *(core for _ in arrays))
     if not extra:
         return op.make_node(*inputs)
     # Place the extra axes next to the axes with separate statistics: libraries need these adjacent.
