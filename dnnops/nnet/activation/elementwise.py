@@ -80,12 +80,13 @@ def gelu(x: Any, approximate: bool = False) -> TensorVariable:
     x = as_floating("gelu", "x", x)
     if switch("gelu", "approximate", approximate):
         wide = x.astype(accumulator_dtype(x.type.dtype))
-        # Beyond 20, tanh is 1 or -1, and the cube of a large number would overflow.
-        near = pt.clip(wide, _number(-20, wide), _number(20, wide))
-        inner = _number((2 / pi) ** 0.5, wide) * (
+        # Beyond 30, the factor is 1 or 0, and the cube of a large number would overflow.
+        near = pt.clip(wide, _number(-30, wide), _number(30, wide))
+        twice = _number(2 * (2 / pi) ** 0.5, wide) * (
             near + _number(0.044715, wide) * near * pt.sqr(near)
         )
-        return (_number(0.5, wide) * wide * (1 + pt.tanh(inner))).astype(x.type.dtype)
+        # The sigmoid keeps the digits of the tail, where 1 + tanh loses them.
+        return (wide * pt.sigmoid(twice)).astype(x.type.dtype)
     # erfc keeps the digits of the tail, where 1 + erf(x) loses them.
     return _number(0.5, x) * x * pt.erfc(_number(-(0.5**0.5), x) * x)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dnnops import nnet
 from dnnops.nnet import Activation, ActivationGrad
-from tests.nnet.activation.activation_cases import CASES, check, magnitudes
+from tests.nnet.activation.activation_cases import CASES, check, magnitudes, sigmoid
 from tests.oracle import PERFORM_MODE, assert_digits, run_op
 
 SELU = 1.0507009873554805, 1.6732632423543772
@@ -66,3 +66,26 @@ def test_selu(dtype):
     with np.errstate(over="ignore"):
         expected = scale * np.where(wide > 0, 1, alpha * np.exp(wide))
     assert_digits(slope, expected, 2, what="selu'")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_approximate_gelu(dtype):
+    """The tails keep their digits; only those that the rounded argument of the sigmoid lacks."""
+    x = pt.vector(dtype=dtype)
+    y = nnet.gelu(x, approximate=True)
+    values = magnitudes(dtype)
+    outputs = [y, pytensor.grad(y.sum(dtype=dtype), x)]
+    found, slope = pytensor.function([x], outputs, mode=PERFORM_MODE)(values)
+    wide = np.clip(values.astype("longdouble"), -100, 100)
+    root, cube = np.sqrt(2 / np.arccos(np.longdouble(-1))), np.longdouble(0.044715)
+    twice = 2 * root * (wide + cube * wide**3)
+    with np.errstate(over="ignore"):
+        weight, other = sigmoid(twice), sigmoid(-twice)
+    expected = values.astype("longdouble") * weight
+    expected_slope = weight * (1 + wide * other * 2 * root * (1 + 3 * cube * wide**2))
+    tiny = 1000 * np.finfo(dtype).smallest_normal
+    for out, exact, least in ((found, expected, 0), (slope, expected_slope, 0.1 * (wide > -3))):
+        shown = np.where((np.abs(exact) < tiny) & (np.abs(out) < tiny), exact, out).astype(dtype)
+        scale = np.maximum(np.abs(exact) * (1 + np.abs(twice)), least)
+        assert_digits(shown, exact, 8, scale, "gelu")
