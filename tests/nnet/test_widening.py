@@ -10,7 +10,10 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.aliasing import add_supervisor_to_fgraph
+from pytensor.compile.io import In
 from pytensor.graph.basic import Apply
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs
 
 from dnnops import nnet
@@ -21,6 +24,8 @@ from tests.bad_arguments import NNET
 _OF_FLOATX = {"bilinear_kernel_1D", "bilinear_kernel_2D"}
 #: Coordinates of samples are computed in float64 on every device.
 _IN_FLOAT64 = {"SpatialTransformerSampler", "SpatialTransformerSamplerGrad"}
+
+_SAMPLED = {"spatial_transformer", "grid_sample", "affine_grid"}
 
 every_floatx = pytest.mark.parametrize("floatx", ["float32", "float64"])
 
@@ -53,14 +58,18 @@ def nodes_of(outputs: list[Any]) -> Iterator[Apply]:
                 waiting += node.op.expressions(*(v.type() for v in node.inputs))
 
 
+def is_wide(x: Any) -> bool:
+    """Return whether a variable is a float64 array."""
+    return getattr(x.type, "dtype", None) == "float64" and x.type.ndim > 0
+
+
 def wide_nodes(outputs: list[Any]) -> list[str]:
     """Return the nodes that compute float64, apart from scalars, which come from the host."""
     return sorted(
         {
             f"{node.op} of {[v.type for v in node.inputs]}"
             for node in nodes_of(outputs)
-            for v in node.outputs
-            if getattr(v.type, "dtype", None) == "float64" and v.type.ndim
+            if any(map(is_wide, node.outputs))
         }
     )
 
@@ -157,6 +166,28 @@ OF_IMAGES: dict[str, Any] = {
     "cross-entropy": lambda x: nnet.cross_entropy(x.reshape((-1, x.type.shape[-1])), pt.lvector()),
     "dropout": lambda x: nnet.dropout(x, 0.2, seed=1),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_rewritten_graphs(device):
+    """All functions in one graph, after the rewrites for a device; none is compiled."""
+    mode = pytensor.compile.get_mode("CVM")
+    mode = mode.including("gpu") if device == "gpu" else mode
+    outputs = []
+    with pytensor.config.change_flags(floatX="float64"):
+        # Coordinates of samples, and probabilities, are float64 by design.
+        for name in sorted(NNET.keys() - _OF_FLOATX - _SAMPLED):
+            arguments = {k: operand(v, "float32", False) for k, v in NNET[name].items()}
+            found = getattr(nnet, name)(**arguments)
+            found = found if isinstance(found, (list, tuple)) else [found]
+            found = [y for y in found if isinstance(y, pt.TensorVariable)]
+            outputs += [*found, *(g for g in gradients(found, "float32") if g is not None)]
+        graph = FunctionGraph(list(explicit_graph_inputs(outputs)), outputs, clone=True)
+        add_supervisor_to_fgraph(graph, [In(x) for x in graph.inputs], accept_inplace=False)
+        mode.optimizer.rewrite(graph)
+    assert len(graph.apply_nodes) > 400
+    assert not [node for node in graph.apply_nodes if any(map(is_wide, node.outputs))]
 
 
 @every_floatx
