@@ -51,11 +51,14 @@ bool onednn_can(const PoolProblem &problem, int64_t dtype) {
   return true;
 }
 
-// For the averages of onednn_can(), which reads arrays with any strides.
-bool loops_are_faster(const PoolProblem &problem, const dnnops_tensor &image) {
-  constexpr int64_t kWideRow = 24;
+// For the averages of onednn_can(), which reads arrays with any strides. Its vectors hold channels; those of the loops
+// hold pixels of a row.
+bool loops_are_faster(const PoolProblem &problem, const dnnops_tensor &in, bool backward) {
+  constexpr int64_t kWideRow = 24, kFewChannels = 7, kFewChannelsBackward = 2;
+  if (!is_contiguous(in)) return false;
   const PoolAxes axes(problem);
-  return is_contiguous(image) && axes.top[2] >= kWideRow && axes.window[0] == 1 && axes.window[1] <= 3 &&
+  if (axes.is_row() || problem.image[1] <= (backward ? kFewChannelsBackward : kFewChannels)) return true;
+  return !backward && axes.top[2] >= kWideRow && axes.window[0] == 1 && axes.window[1] <= 3 &&
          with_usual_window(axes, [](auto, auto) {});
 }
 
@@ -181,7 +184,7 @@ void run(const OpCall<PoolParams> &call) {
   dnnops_tensor &output = call.outputs[0];
   if (element_count(problem.top, image.ndim) == 0) return;
   expect_large(output);
-  if (onednn_can(problem, image.dtype) && !loops_are_faster(problem, image) &&
+  if (onednn_can(problem, image.dtype) && !loops_are_faster(problem, image, false) &&
       run_onednn(call.context, problem, false, image, output))
     return;
   const Packed packed{&image};
@@ -258,6 +261,7 @@ void run(const OpCall<AverageGradParams> &call) {
   if (element_count(problem.image, image.ndim) == 0) return;
   expect_large(output);
   if (onednn_can(problem, image.dtype) && element_count(problem.top, image.ndim) &&
+      !loops_are_faster(problem, gradient, true) &&
       run_onednn(call.context, problem, true, gradient, output))
     return;
   const Packed packed{&gradient};

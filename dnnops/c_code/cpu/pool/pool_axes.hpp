@@ -18,25 +18,30 @@ struct WindowSpan {
   int64_t begin, end, padded_length;
 };
 
-// The three spatial axes of a pooling; missing leading axes have size 1.
+// The three spatial axes of a pooling; missing leading axes have size 1. Axes on which nothing is pooled and that have
+// one pixel are left out, so that the last axis is a row.
 struct PoolAxes {
   int64_t image[3] = {1, 1, 1}, top[3] = {1, 1, 1}, window[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
   int64_t planes, image_plane = 1, top_plane = 1;
 
   explicit PoolAxes(const PoolProblem &problem) : planes(problem.image[0] * problem.image[1]) {
-    for (int64_t i = 0; i < problem.spatial_ndim; ++i) {
-      const int64_t at = 3 - problem.spatial_ndim + i;
+    int at = 2;
+    for (int64_t i = problem.spatial_ndim - 1; i >= 0; --i) {
+      if (problem.image[2 + i] == 1 && problem.top[2 + i] == 1 && problem.window[i] == 1) continue;
       image[at] = problem.image[2 + i];
       top[at] = problem.top[2 + i];
       window[at] = problem.window[i];
       stride[at] = problem.stride[i];
       pad[at] = problem.pad[i];
+      --at;
     }
     for (int i = 0; i < 3; ++i) {
       image_plane *= image[i];
       top_plane *= top[i];
     }
   }
+
+  bool is_row() const { return image[0] == 1 && image[1] == 1 && window[0] == 1 && window[1] == 1; }
 
   WindowSpan span(int axis, int64_t position) const {
     const int64_t first = position * stride[axis] - pad[axis];
