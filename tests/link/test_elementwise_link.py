@@ -10,6 +10,7 @@ from dnnops.nnet import (
     LRN,
     Activation,
     ActivationGrad,
+    BatchNormTrain,
     CrossEntropy,
     CrossEntropyGrad,
     DivisiveNormalization,
@@ -141,6 +142,29 @@ def test_cross_entropy(library, rows, classes, fewer, every_row, seed, dtype):
     for size in sorted({1, count}):
         g = rng.standard_normal(size)
         assert_converted(library, op, g, x, labels, statistics, dtype=dtype, atol=200)
+
+
+@both_libraries
+@pytest.mark.parametrize("largest", [1.0, 1e18, 1e30])
+def test_normalization_of_large_numbers(library, largest):
+    rng = np.random.default_rng(0)
+    x, gy = (rng.standard_normal((2, 6, 3, 5)) for _ in range(2))
+    x[:, :2] *= 1e-3
+    x = (largest * x).astype("float32")
+    gy, gamma = gy.astype("float32"), np.ones(6, "float32")
+    parameters = {"n": 3, "alpha": 0.5, "beta": 0.5, "k": 1.0}
+    for op, arrays in (
+        (GroupNorm(3), (x, gamma, gamma)),
+        (GroupNormGrad(3), (x, gamma, gy)),
+        (BatchNormTrain((0, 2, 3)), (x, *(gamma.reshape(1, 6, 1, 1),) * 2, np.array(1e-5))),
+        (LRN(**parameters), (x,)),
+        (LRNGrad(**parameters), (x, gy)),
+    ):
+        found = converted(library, op, *arrays)(*arrays)
+        wanted = perform(op, *(a.astype("float64") for a in arrays))
+        for out, ref in zip(found[:1], wanted[:1], strict=True):
+            error = np.abs(out - ref).max() / np.abs(ref).max()
+            assert error < 1e-4, (op, error)
 
 
 @both_libraries

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from dnnops.errors import DnnValueError
+from dnnops.link.formulas.variance import inverse_deviation
 
 __all__ = ["batchnorm_gradient", "batchnorm_inference", "batchnorm_train"]
 
@@ -29,11 +30,11 @@ def batchnorm_train(lib: Any, op: Any, x: Any, scale: Any, bias: Any, *others: A
     # Correct the mean for its rounding error, whose square would otherwise enter the variance.
     rest = _sum(op, centered) / count
     mean, centered = mean + rest, centered - rest
-    var = _sum(op, centered * centered) / count
-    invstd = 1 / lib.sqrt(var + epsilon)
+    invstd = inverse_deviation(lib, centered, lambda a: _sum(op, a) / count, op.axes, epsilon)
     results = [centered * (invstd * scale) + bias, mean, invstd]
     if running:
         factor, running_mean, running_var = running
+        var = _sum(op, centered * centered) / count
         unbiased = var * (count / max(count - 1, 1))
         results.append(running_mean * (1 - factor) + mean * factor)
         results.append(running_var * (1 - factor) + unbiased * factor)

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from dnnops.errors import DnnValueError
+from dnnops.link.formulas.variance import inverse_deviation
 
 __all__ = ["group_norm", "group_norm_gradient"]
 
@@ -37,7 +38,7 @@ def _normalized(lib: Any, op: Any, x: Any) -> tuple[Any, Any]:
     centered = x - _mean(x)
     # Correct the mean for its rounding error, whose square would otherwise enter the variance.
     centered = centered - _mean(centered)
-    return centered, 1 / lib.sqrt(_mean(centered * centered) + op.epsilon)
+    return centered, inverse_deviation(lib, centered, _mean, (2, 3), op.epsilon)
 
 
 def group_norm(lib: Any, op: Any, x: Any, *parameters: Any) -> tuple[Any]:
