@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytensor
-from pytensor import gradient
+from pytensor import gradient, printing
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import clone_replace
@@ -25,6 +25,7 @@ __all__ = [
     "Param",
     "asarray",
     "clone",
+    "debugprint",
     "format_as",
     "function",
     "is_same_graph",
@@ -44,6 +45,11 @@ class OrderedUpdates(dict[Any, Any]):
     def __add__(self, other: Any) -> OrderedUpdates:
         joined = OrderedUpdates(self)
         joined.update(other)
+        return joined
+
+    def __radd__(self, other: Any) -> OrderedUpdates:
+        joined = OrderedUpdates(other)
+        joined.update(self)
         return joined
 
 
@@ -192,3 +198,56 @@ verify_grad.E_grad = gradient.GradientError  # type: ignore[attr-defined]
 def asarray(a: Any, dtype: Any, order: Any = None) -> np.ndarray:
     """Convert `a` to an array of a dtype, which may be 'floatX', as ``theano._asarray`` did."""
     return np.asarray(a, pytensor.config.floatX if str(dtype) == "floatX" else dtype, order)
+
+
+def debugprint(
+    obj: Any,
+    depth: int = -1,
+    print_type: bool = False,
+    file: Any = None,
+    ids: Any = "CHAR",
+    stop_on_name: bool = False,
+    done: Any = None,
+    print_storage: bool = False,
+    print_clients: bool = False,
+    used_ids: Any = None,
+    **kwargs: Any,
+) -> str | None:
+    """Print a graph with ``pytensor.printing.debugprint``.
+
+    Parameters
+    ----------
+    obj : Variable, Apply, Function, FunctionGraph, or list of them
+    depth : int
+        Number of levels; all for -1.
+    print_type, stop_on_name, print_storage : bool
+        Whether to print types and stored values, and to stop at variables with a name.
+    file : file or 'str', optional
+        Where to print; by default, standard output.
+    ids : {'CHAR', 'int', 'auto', ''}
+        How to identify variables.
+    print_clients : bool
+        Ignored.
+    done, used_ids : dict, optional
+        Identities of earlier calls.
+    **kwargs
+        Further arguments of PyTensor's function.
+
+    Returns
+    -------
+    str or None
+        The text, if `file` is 'str'.
+    """
+    text: Any = printing.debugprint(
+        obj,
+        depth,
+        print_type,
+        file=file,
+        id_type=ids,
+        stop_on_name=stop_on_name,
+        done=done,
+        print_storage=print_storage,
+        used_ids=used_ids,
+        **kwargs,
+    )
+    return text if file == "str" else None

@@ -10,6 +10,8 @@ from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.scalar import ScalarVariable
 from pytensor.tensor.variable import TensorVariable
 
+from dnnops.theano.attributes import ATTRIBUTES
+
 __all__ = ["adopt_methods", "restore_methods"]
 
 #: Classes, names of their attributes, and what these were before.
@@ -58,6 +60,9 @@ def adopt_methods() -> None:
         owner = _definer(TensorVariable, name)
         _replace(owner, name, _comparison(vars(owner)[name]))
     _replace(GraphRewriter, "optimize", _optimize)
+    for owner, attributes in ATTRIBUTES.items():
+        for name, value in attributes.items():
+            _replace(owner, name, value)
 
 
 def restore_methods() -> None:

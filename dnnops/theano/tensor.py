@@ -26,6 +26,7 @@ __all__ = [
     "mean",
     "patternbroadcast",
     "repeat",
+    "reshape",
     "row",
     "scalar",
     "split",
@@ -96,6 +97,11 @@ def flatten(x: Any, ndim: int | None = None, outdim: int | None = None) -> Any:
     if ndim is not None and outdim is not None:
         raise DnnValueError("flatten: give either ndim or outdim, not both")
     return pt.flatten(x, next((n for n in (ndim, outdim) if n is not None), 1))
+
+
+def reshape(x: Any, newshape: Any, ndim: int | None = None) -> Any:
+    """Change the shape of a tensor to `newshape`, of `ndim` elements."""
+    return pt.reshape(x, newshape, ndim=ndim)
 
 
 def split(x: Any, splits_size: Any, n_splits: int, axis: int = 0) -> Any:

@@ -169,3 +169,14 @@ def test_modules_that_pytensor_has_as_functions(theano: Any):
     assert callable(loss.ctc)
     assert theano.opt is theano.gof.opt
     assert theano.utils is theano.gof.utils
+
+
+def test_printing(theano: Any, capsys: Any):
+    x = theano.tensor.dscalar("x")
+    total = theano.tensor.exp(x) + 1
+    assert theano.printing.debugprint(total, -1, True) is None
+    printed = capsys.readouterr().out
+    assert "float64" in printed
+    assert theano.printing.debugprint(total, 1, False, "str", ids="").split("\n")[0] == "Add"
+    assert "x [id " in theano.printing.debugprint(total, file="str", print_clients=True)
+    assert theano.printing.pp(x * 2) == "(x * 2)"

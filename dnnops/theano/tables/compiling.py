@@ -37,7 +37,7 @@ TABLES: dict[str, Table] = {
         ("pytensor.compile.builders",), at("pytensor.tensor.rewriting.ofg", "inline_ofg_expansion")
     ),
     "theano.compile.debugmode": Table(
-        (f"{_DEBUG}.debugmode",), at("pytensor.printing", "debugprint")
+        (f"{_DEBUG}.debugmode",), at("dnnops.theano.functions", "debugprint")
     ),
     "theano.compile.function": _COMPILE,
     "theano.compile.function_module": Table(

@@ -84,7 +84,7 @@ TABLES: dict[str, Table] = {
             *("call_subprocess_Popen", "output_subprocess_Popen", "subprocess_Popen"),
         )
     ),
-    "theano.printing": Table(("pytensor.printing",)),
+    "theano.printing": Table(("pytensor.printing",), at("dnnops.theano.functions", "debugprint")),
     "theano.raise_op": Table(("pytensor.raise_op",)),
     "theano.scalar": Table(
         ("pytensor.scalar",),
