@@ -22,7 +22,9 @@ from tests.oracle import PERFORM_MODE
 
 STEPS = 3
 
-pytestmark = pytest.mark.filterwarnings("ignore:RandomStream is", "ignore:RandomVariable Ops will")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:RandomStream is", "ignore:RandomVariable Ops will", "ignore:Setting default_update"
+)
 
 
 class Noisy(layers.Layer):
