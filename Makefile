@@ -35,12 +35,16 @@ run = $(VENV)/bin/python -m
 # Two processes, each with neighboring tests, which share compiled modules.
 pytest = $(run) pytest -n 2 --dist worksteal
 
-.PHONY: help demo test test-slow lasagne test-lasagne test-gpu gpu-record doctor docs lint dist clean
+.PHONY: help demo test test-slow sources test-lasagne test-keras test-theano test-tutorials given-tutorials test-gpu \
+  gpu-record doctor docs lint dist clean
 help:
 	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
 	@echo "make test       run the tests, except the slow ones (PYTEST_FLAGS='-k conv')"
 	@echo "make test-slow  run the slow tests"
-	@echo "make test-lasagne  run Lasagne's tests and its MNIST example"
+	@echo "make test-lasagne  run Lasagne's tests and its MNIST example (SUITE_FLAGS='-k conv')"
+	@echo "make test-keras    run Keras' tests of its Theano backend and its layers"
+	@echo "make test-theano   run Theano's tests of tensor.nnet and tensor.signal"
+	@echo "make test-tutorials  run the Deep Learning Tutorials (TUTORIALS=path/to/code)"
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make gpu-record run the GPU tests and write docs/gpu_record.json"
 	@echo "make doctor     show which libraries were found and which are missing"
@@ -60,18 +64,37 @@ test: $(call installed,test demo)
 test-slow: $(call installed,test demo)
 	@$(pytest) -m slow $(PYTEST_FLAGS)
 
-# Lasagne's tests and examples are only in its source distribution, which is not installed.
-LASAGNE := Lasagne-0.1
-$(VENV)/$(LASAGNE): | $(VENV)/.made
-	@$(run) pip download --disable-pip-version-check --no-input --no-deps --no-binary Lasagne \
-	  --dest $(VENV) $(subst -,==,$(LASAGNE))
-	@tar -xzf $(VENV)/$(LASAGNE).tar.gz -C $(VENV)
-	@rm $(VENV)/$(LASAGNE).tar.gz
+# The tests of these releases are only in their source distributions, which are not installed.
+SOURCES := Lasagne-0.1 Keras-2.3.1 Theano-1.0.5
+$(SOURCES:%=$(VENV)/%): $(VENV)/%: | $(VENV)/.made
+	@$(run) pip download --disable-pip-version-check --no-input --no-deps \
+	  --no-binary $(firstword $(subst -, ,$*)) --dest $(VENV) $(subst -,==,$*)
+	@tar -xzf $(VENV)/$*.tar.gz -C $(VENV)
+	@rm $(VENV)/$*.tar.gz
 
-lasagne: $(VENV)/$(LASAGNE)
+# The slow tests run a sample of each.
+sources: $(SOURCES:%=$(VENV)/%)
 
-test-lasagne: lasagne $(call installed,test demo lasagne)
-	@$(run) pytest tests/theano/test_lasagne.py $(PYTEST_FLAGS)
+# Arguments of the pytest that runs the tests of one of them.
+SUITE_FLAGS ?=
+suite = DNNOPS_TEST_SUITE_ARGUMENTS="$(SUITE_FLAGS)" $(run) pytest
+suites = tests/theano/test_suites.py
+test-lasagne: $(VENV)/Lasagne-0.1 $(call installed,test demo suites)
+	@$(suite) '$(suites)::test_suite[lasagne]' $(suites)::test_mnist_example_of_lasagne $(PYTEST_FLAGS)
+test-keras: $(VENV)/Keras-2.3.1 $(call installed,test demo suites)
+	@$(suite) '$(suites)::test_suite[keras]' $(PYTEST_FLAGS)
+test-theano: $(VENV)/Theano-1.0.5 $(call installed,test demo suites)
+	@$(suite) '$(suites)::test_suite[theano]' $(PYTEST_FLAGS)
+
+# These are not on the package index, but at https://github.com/lisa-lab/DeepLearningTutorials
+TUTORIALS ?=
+test-tutorials: given-tutorials $(call installed,test demo suites)
+	@TUTORIALS="$(abspath $(TUTORIALS))" $(run) pytest tests/theano/test_tutorials.py $(PYTEST_FLAGS)
+given-tutorials:
+	@if [ ! -f "$(TUTORIALS)/logistic_sgd.py" ]; then \
+	  echo "error: say where the programs are: make test-tutorials TUTORIALS=path/to/DeepLearningTutorials/code" >&2; \
+	  exit 1; \
+	fi
 
 test-gpu: $(call installed,test demo)
 	@$(run) pytest -m gpu $(PYTEST_FLAGS)

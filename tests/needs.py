@@ -21,7 +21,16 @@ import pytest
 
 from dnnops.errors import DnnUnavailableError
 
-__all__ = ["NEEDS", "UnknownNeedError", "mark_missing", "missing", "of_dtypes", "require"]
+__all__ = [
+    "NEEDS",
+    "SOURCES",
+    "TUTORIALS",
+    "UnknownNeedError",
+    "mark_missing",
+    "missing",
+    "of_dtypes",
+    "require",
+]
 
 
 class UnknownNeedError(pytest.UsageError):
@@ -98,8 +107,22 @@ def _libraries(*finders: str) -> Callable[[], str]:
     return find
 
 
-#: The unpacked source distribution: Lasagne's wheels contain neither its tests nor its examples.
-LASAGNE = Path(os.environ.get("LASAGNE_SOURCE", Path(sys.prefix) / "Lasagne-0.1"))
+#: Where ``make`` unpacks source distributions; wheels have no tests.
+SOURCES = Path(os.environ.get("DNNOPS_TEST_SOURCES", sys.prefix))
+#: The folder ``code`` of the Deep Learning Tutorials.
+TUTORIALS = Path(os.environ.get("TUTORIALS", "not given"))
+
+
+def _source(name: str, target: str, *packages: str) -> Callable[[], str]:
+    """Return a function that looks for a source distribution and the packages of its tests."""
+
+    def find() -> str:
+        if not (SOURCES / name).is_dir():
+            return f"its source distribution is not in {SOURCES / name} (make {target})"
+        return _packages(*packages)()
+
+    return find
+
 
 #: What markers other than ``needs`` imply.
 IMPLIED = {"gpu": "gpu", "alone": "one process"}
@@ -132,10 +155,13 @@ NEEDS: dict[str, Callable[[], str]] = {
     "git": lambda: "" if shutil.which("git") else "Git is not installed",
     "root": lambda: "" if os.geteuid() == 0 else "only root may do that",
     "no root": lambda: "root may write everywhere" if os.geteuid() == 0 else "",
-    "Lasagne": lambda: (
-        _packages("mock")()
-        if LASAGNE.is_dir()
-        else f"its source distribution is not in {LASAGNE} (make test-lasagne)"
+    "Lasagne": _source("Lasagne-0.1", "test-lasagne", "mock"),
+    "Keras": _source("Keras-2.3.1", "test-keras", "h5py", "keras_preprocessing", "six"),
+    "Theano": _source("Theano-1.0.5", "test-theano", "parameterized", "six"),
+    "tutorials": lambda: (
+        _packages("PIL", "six")()
+        if (TUTORIALS / "logistic_sgd.py").is_file()
+        else "make test-tutorials TUTORIALS=path/to/DeepLearningTutorials/code"
     ),
     "checkout": lambda: (
         "" if Path(__file__).parents[1].joinpath("setup.cfg").exists() else "not a checkout"
