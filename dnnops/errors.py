@@ -18,6 +18,10 @@ class DnnOverflowError(DnnValueError, OverflowError):
     """Raised for a number that does not fit into its type in C."""
 
 
+class DnnNeighborhoodError(DnnValueError, TypeError):
+    """Raised for neighborhoods that do not fit their images; Theano raised a TypeError."""
+
+
 class DnnTypeError(DnnError, TypeError):
     """Raised for a dtype or rank that an Op does not accept."""
 

@@ -19,8 +19,10 @@ class CheckedValue(CheckAndRaise):
         return [tangents[0]]
 
 
-def checked(x: Any, problem: str, *conditions: Any) -> Any:
-    """Return `x` with a check that raises DnnValueError unless all conditions hold.
+def checked(
+    x: Any, problem: str, *conditions: Any, error: type[DnnValueError] = DnnValueError
+) -> Any:
+    """Return `x` with a check that raises an error unless all conditions hold.
 
     Parameters
     ----------
@@ -31,8 +33,10 @@ def checked(x: Any, problem: str, *conditions: Any) -> Any:
     *conditions : bool or scalar variable
         Conditions to check. A bool is checked immediately, and a variable when the result is
         computed.
+    error : type
+        Class of the error.
     """
     if any(condition is False for condition in conditions):
-        raise DnnValueError(problem)
+        raise error(problem)
     symbolic = [condition for condition in conditions if condition is not True]
-    return CheckedValue(DnnValueError, problem)(x, *symbolic) if symbolic else x
+    return CheckedValue(error, problem)(x, *symbolic) if symbolic else x

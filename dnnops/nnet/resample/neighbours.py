@@ -8,7 +8,7 @@ from typing import Any
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnNeighborhoodError, DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 from dnnops.nnet.pool.geometry import MAX_WINDOW
 from dnnops.nnet.validate import (
@@ -58,8 +58,10 @@ def images2neibs(
     DnnTypeError
         If `ten4` does not have 4 dimensions, or if sizes are not ints.
     DnnValueError
-        If `mode` is invalid, or if the neighborhoods don't fit. Shapes that are not known
-        statically are checked when the compiled function is called.
+        If `mode` is invalid.
+    DnnNeighborhoodError
+        If the neighborhoods don't fit. Shapes that are not known statically are checked when the
+        compiled function is called.
 
     Notes
     -----
@@ -206,7 +208,8 @@ def _windows(size: Any, length: Any, step: Any, drops_rest: bool) -> Any:
         "images2neibs: neighborhoods of neib_shape, neib_step apart, must fill the images of"
         " ten4 exactly (mode='ignore_borders' drops the remainder)"
     )
-    return checked(rest, problem, rest >= 0, _equal(rest % step, 0)) // step + 1
+    fits = (rest >= 0, _equal(rest % step, 0))
+    return checked(rest, problem, *fits, error=DnnNeighborhoodError) // step + 1
 
 
 def _centres(size: Any, length: Any, step: Any) -> Any:
@@ -215,7 +218,8 @@ def _centres(size: Any, length: Any, step: Any) -> Any:
         "images2neibs: with mode='wrap_centered', neib_shape must be odd and at most the size of"
         " the images, ten4"
     )
-    last = checked(size - 1, problem, _equal(length % 2, 1), size >= length)
+    fits = (_equal(length % 2, 1), size >= length)
+    last = checked(size - 1, problem, *fits, error=DnnNeighborhoodError)
     return last // step + 1
 
 

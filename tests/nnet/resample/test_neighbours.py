@@ -115,6 +115,10 @@ def test_errors():
         images2neibs(pt.ftensor3(), (1, 1))
     with pytest.raises(DnnValueError, match="must fill the images of ten4 exactly"):
         images2neibs(x, (2, 2))
+    late = pytensor.function([y := pt.ftensor4()], images2neibs(y, (2, 2)), mode="FAST_COMPILE")
+    # Theano raised a TypeError.
+    with pytest.raises(TypeError, match="must fill the images of ten4 exactly"):
+        late(np.zeros((1, 1, 5, 6), "float32"))
     with pytest.raises(DnnValueError, match="neib_step must be between 1 and"):
         images2neibs(x, (2, 2), (0, 1))
     with pytest.raises(DnnValueError, match="neib_shape must be odd"):
