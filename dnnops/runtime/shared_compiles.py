@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import time
@@ -25,6 +26,8 @@ __all__ = ["compile_once", "remove_old_modules", "shared_folder"]
 #: Seconds for which a compiled module is kept for other processes, which then find it in
 #: PyTensor's cache.
 KEPT_S = 3600.0
+#: Names of modules, of their locks and of folders in which they are made. Nothing else is removed.
+_MADE = re.compile(r"[0-9a-f]{32}(\.lock|\.[0-9a-f]{16}\.tmp)?|dnnops_\w+")
 
 
 def shared_folder(compiledir: Path) -> Path | None:
@@ -86,6 +89,8 @@ def remove_old_modules(folder: Path) -> None:
     """Remove the modules of a shared folder that were not used for an hour."""
     with suppress(OSError):
         for path in folder.iterdir():
+            if not _MADE.fullmatch(path.name):
+                continue
             with suppress(OSError):  # another process may be removing it
                 if time.time() - path.lstat().st_mtime < KEPT_S:
                     continue

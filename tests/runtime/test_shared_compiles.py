@@ -121,9 +121,15 @@ def test_only_unused_modules_are_removed(tmp_path):
         os.utime(path, (old, old))
     calls: list[str] = []
     compile_in(folder, tmp_path / "used", "new", calls)
-    (folder / "a link").symlink_to(tmp_path / "old")
-    os.utime(folder / "a link", (old, old), follow_symlinks=False)
+    link, mine = folder / ("f" * 32), folder / "mine" / "notes.txt"
+    link.symlink_to(tmp_path / "old")
+    os.utime(link, (old, old), follow_symlinks=False)
+    # As in a folder of that name of the user's, with compiledir beside it.
+    mine.parent.mkdir()
+    mine.touch()
+    os.utime(mine.parent, (old, old))
     remove_old_modules(folder)
+    assert mine.exists()
     compile_in(folder, tmp_path / "used again", "new", calls)
     assert calls == []
     compile_in(folder, tmp_path / "compiled again", "old", calls)
