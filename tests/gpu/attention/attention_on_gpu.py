@@ -40,7 +40,15 @@ class Form:
         return tuple(name for name, is_given in given.items() if is_given)
 
 
-def random_form(rng: np.random.Generator, dtypes: Sequence[str] = ("float16", "bfloat16")) -> Form:
+#: Offsets of scores, of which half are 0.
+OFFSETS = (0.0, 0.0, 0.0, 0.0, 50.0, 1000.0, -20.0, -125.0, -1000.0)
+
+
+def random_form(
+    rng: np.random.Generator,
+    dtypes: Sequence[str] = ("float16", "bfloat16"),
+    offsets: Sequence[float] = (0.0,),
+) -> Form:
     """Return a form of any sizes, mostly those of real networks."""
     group, shared = int(rng.choice([1, 1, 2, 3])), int(rng.integers(1, 3))
     length = int(rng.choice([1, 2, 17, 64, 100, 128, 150]))
@@ -59,7 +67,7 @@ def random_form(rng: np.random.Generator, dtypes: Sequence[str] = ("float16", "b
         layout=str(rng.choice(["heads_first", "heads_inside", "packed"])),
         scale=[None, 0.2][rng.integers(2)],
         is_deterministic=bool(rng.random() < 0.3),
-        offset=float(rng.choice([0, 0, 50, 1000, -20, -125, -1000])),
+        offset=float(rng.choice(list(offsets))),
     )
 
 
@@ -237,10 +245,11 @@ def errors(data: Data, results: list[Any], tiled: str | None = None) -> dict[str
     if tiled:
         depth, scale = data.form.depths[0], data.form.scale
         scale = depth**-0.5 if scale is None else scale
-        # Twice the standard deviation of the scores.
-        spread = max(1, 2 * depth**0.5 * scale)
+        # Twice the standard deviation of the scores. An offset has nearly the same error for all
+        # keys, so that weights hardly have it, but statistics do.
+        spread = max(1, 2 * depth**0.5 * scale, abs(data.form.offset) / 16)
         unit = TILED_UNIT[tiled]
-        by_stats = 8 * unit * spread
+        by_stats = 8 * unit * max(spread, abs(data.form.offset))
         by_scores = scale * unit * np.linalg.norm(data.gout) * arrays[2]
         for name, other in (("dquery", "key"), ("dkey", "query")):
             added[name] = by_scores * np.linalg.norm(data.given[other], axis=3).max(initial=0)

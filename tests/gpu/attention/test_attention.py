@@ -14,6 +14,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.op import Attention, AttentionGrad, scaled_dot_product_attention
 from dnnops.runtime.replay import replay_failure, replays
 from tests.gpu.attention.attention_on_gpu import (
+    OFFSETS,
     Data,
     Form,
     apply_all,
@@ -67,7 +68,7 @@ def assert_right_without_stats(data: Data, results: list) -> None:
 def test_random(number):
     rng = np.random.default_rng([SEED, number])
     for i in range(FORMS):
-        data = Data(random_form(rng), int(rng.integers(2**32)))
+        data = Data(random_form(rng, offsets=OFFSETS), int(rng.integers(2**32)))
         poison()
         results = run_on_gpu(data)
         assert_right(data, results)

@@ -98,6 +98,18 @@ def test_operator_samples(kernels):
         assert max(found) <= BOUNDS["float16"], f"seed {seed}: {found}"
 
 
+@pytest.mark.parametrize("offset", [-125.0, -1000.0, 1000.0, -60000.0, 60000.0])
+def test_large_scores(kernels, offset):
+    """The weights depend only on differences of scores."""
+    data = Data(Form(lengths=(5, 7), depths=(8, 8), mask="bool", offset=offset), 0)
+    found = kernels(SMALL).run(data)
+    assert all(np.isfinite(x).all() for x in found)
+    # The feature with the offset has terms of its size, which cancel.
+    for x, wanted in zip(found, data.expected()[2:], strict=True):
+        error = np.linalg.norm((x - wanted)[..., 1:]) / np.linalg.norm(wanted[..., 1:])
+        assert error <= BOUNDS["float16"] + 4e-7 * abs(offset)
+
+
 def test_rounded_statistics(kernels):
     """Errors of the statistics, by cuDNN or by rounding, do not matter."""
     data = uniform_operands(Data(Form(lengths=(5, 5), depths=(8, 8)), 0), 9)

@@ -14,7 +14,7 @@ from dnnops.errors import DnnNotSupportedError, error_from_status
 from dnnops.gpu.kernels import kernel_source
 from dnnops.runtime.build import CUDNN
 from tests.emulation.host_attention_tiles import KERNELS, HostTiles, Tiles
-from tests.gpu.attention.attention_on_gpu import RESULTS, Data, Form, errors
+from tests.gpu.attention.attention_on_gpu import OFFSETS, RESULTS, Data, Form, errors
 from tests.oracle import SEED, repeat_command
 
 MASKS = (None, "bool", "float")
@@ -76,6 +76,7 @@ def random_form(rng: np.random.Generator, tiles: Tiles) -> Form:
         key_lengths=bool(rng.random() < 0.4),
         layout=str(rng.choice(["heads_first", "heads_inside", "packed"])),
         scale=[None, 0.2][rng.integers(2)],
+        offset=float(rng.choice(OFFSETS)),
     )
 
 

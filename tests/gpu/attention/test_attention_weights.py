@@ -74,7 +74,9 @@ class Case:
         self.shape = shape = (batch, heads, queries * int(rng.choice([1, 5])), keys)
         self.scale = float(rng.choice([1.0, 0.3]))
         self.is_causal = bool(rng.integers(2))
-        self.scores = rounded(rng.standard_normal(shape) * rng.choice([1, 30]), dtype)
+        self.offset = float(rng.choice([0, 0, -125, -1000, 1000]))
+        drawn = rng.standard_normal(shape) * rng.choice([1, 30]) + self.offset
+        self.scores = rounded(drawn, dtype)
         self.by_weights = rounded(rng.standard_normal(shape), dtype)
         self.optional: dict[str, np.ndarray] = {}
         if mask is not None:
@@ -115,7 +117,9 @@ class Case:
     def check(self, weights: Any, stats: Any, by_scores: Any, again: Any, words: str) -> None:
         wanted_weights, wanted_stats, wanted_gradient = self.expected()
         bound = RELATIVE_ERROR[self.dtype]
-        own = RELATIVE_ERROR["float64" if self.dtype == "float64" else "float32"]
+        wide = "float64" if self.dtype == "float64" else "float32"
+        own = RELATIVE_ERROR[wide]
+        bound += 4 * float(np.finfo(wide).eps) * abs(self.offset)  # of a score
         words = f"{self}, {words}: {repeat_command()}"
         for found in (weights, again):
             np.testing.assert_allclose(found, wanted_weights, rtol=bound, atol=bound, err_msg=words)
@@ -126,7 +130,8 @@ class Case:
 
     def __str__(self) -> str:
         given = {name: x.shape for name, x in self.optional.items()}
-        return f"{self.dtype}{self.shape}, scale {self.scale}, causal {self.is_causal}, {given}"
+        words = f"scale {self.scale}, offset {self.offset}, causal {self.is_causal}"
+        return f"{self.dtype}{self.shape}, {words}, {given}"
 
 
 def run_on_host(library: Any, sharing: Sharing, case: Case, number: int) -> None:

@@ -19,6 +19,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.modes import CudnnMode
 from dnnops.nnet import scaled_dot_product_attention
 from tests.gpu.attention.attention_on_gpu import (
+    OFFSETS,
     Data,
     Form,
     apply_all,
@@ -219,7 +220,7 @@ def assert_right(data: Data, results: list[Any], allow_tf32: bool) -> None:
 def test_random(number, allow_tf32):
     rng = np.random.default_rng([SEED, number])
     for _ in range(6):
-        data = Data(random_form(rng, ["float32"]), int(rng.integers(2**32)))
+        data = Data(random_form(rng, ["float32"], OFFSETS), int(rng.integers(2**32)))
         poison()
         assert_right(data, run_tiled(data, allow_tf32), allow_tf32)
 
