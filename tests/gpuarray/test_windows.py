@@ -59,39 +59,42 @@ def random_windows(rng, shape):
     return windows, operands, tuple(index)
 
 
-def apply(op, arrays, operands, on_device):
+def applied(op, arrays, operands, on_device=True):
+    """Return a node with starts on the device or the host, and the values of its operands."""
     variables = [GpuArrayType("float64", (None,) * x.ndim)() for x in arrays]
     node = op.make_node(*variables, *[pt.lscalar() for _ in operands])
-    numbers = node.op.number_operands(node)
-    values = [np.asarray(n) for n in operands]
-    for place in numbers if on_device else ():
-        i = place - len(arrays)
-        values[i] = device_array(values[i])
-    result = op.compute(node, *(device_array(x).reshape(x.shape) for x in arrays), *values)
-    return host_value(result[0] if isinstance(result, tuple) else result)
+    values = [device_array(x).reshape(x.shape) for x in arrays]
+    values += [np.asarray(n) for n in operands]
+    for place in node.op.number_operands(node) if on_device else ():
+        values[place] = device_array(values[place])
+    return node, values
 
 
 @pytest.mark.needs("cupy")
 def test_random_windows(device):
     """With starts on the device, the kernel agrees with NumPy's views."""
     rng = np.random.default_rng(SEED)
+    cases = []
     for _ in range(60):
         shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 4)))
         x = rng.standard_normal(shape[::-1]).T
         windows, operands, index = random_windows(rng, shape)
+        words = f"{shape} {index}; {repeat_command()}"
         if not windows:
             continue
-        words = f"{shape} {index}; {repeat_command()}"
-        got = apply(GpuWindow(windows), [x], operands, True)
-        np.testing.assert_array_equal(got, x[index], err_msg=words)
+        cases.append((applied(GpuWindow(windows), [x], operands), x[index], words))
         y = rng.standard_normal(x[index].shape)
         if y.ndim and rng.random() < 0.5:
             y = y[:1] if y.shape[0] else y
         for sets in (True, False):
             wanted = x.copy()
             wanted[index] = y if sets else wanted[index] + y
-            got = apply(GpuSetWindow(windows, sets), [x, y], operands, True)
-            np.testing.assert_array_equal(got, wanted, err_msg=words)
+            cases.append((applied(GpuSetWindow(windows, sets), [x, y], operands), wanted, words))
+    # All kernels are compiled together.
+    calls = [node.op.prepare(node, *values) for (node, values), _, _ in cases]
+    for call, ((_, values), wanted, words) in zip(calls, cases, strict=True):
+        (got,) = call.run(values)
+        np.testing.assert_array_equal(host_value(got), wanted, err_msg=words)
 
 
 @pytest.mark.needs("nvrtc")
@@ -110,11 +113,13 @@ def test_an_index_out_of_bounds_changes_nothing(device):
     x = np.arange(6.0).reshape(2, 3)
     for at in (3, -4):
         device.word[:] = 0
-        got = apply(GpuSetWindow([Window(1, 0)]), [x, np.ones(2)], [at], True)
-        np.testing.assert_array_equal(got, x)
+        node, values = applied(GpuSetWindow([Window(1, 0)]), [x, np.ones(2)], [at])
+        (got,) = node.op.compute(node, *values)
+        np.testing.assert_array_equal(host_value(got), x)
         assert device.word[0] == 7
+        node, values = applied(GpuWindow([Window(1, 0)]), [x], [at], on_device=False)
         with pytest.raises(DnnIndexError, match="axis 1 of shape"):
-            apply(GpuWindow([Window(1, 0)]), [x], [at], False)
+            node.op.compute(node, *values)
     device.word[:] = 0
 
 

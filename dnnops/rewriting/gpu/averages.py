@@ -50,8 +50,8 @@ class SeparateAverages(GraphRewriter):
             *first, factor, mean, variance = node.inputs
             if not depends_on_values([factor]):
                 continue
-            one = pt.constant(np.float64(1))
-            results = list(op.make_node(*first, one, mean, variance).outputs)
+            make_node: Any = op.make_node
+            results = list(make_node(*first, pt.constant(np.float64(1)), mean, variance).outputs)
             for place, old in ((-2, mean), (-1, variance)):
                 average = GpuElemwise(_average(old.type.dtype))
                 results[place] = average.make_node(old, results[place], factor).outputs[0]
