@@ -94,7 +94,10 @@ def test_names(module, theirs):
         if not where.startswith(theirs) or "." in name or hasattr(module, name):
             continue
         assert name[0].isupper() or name in ONLY_INSTALLED, name
-        others = (importlib.import_module(f"dnnops.theano.{m}") for m in ("ops", "abstract_conv"))
+        others = (
+            importlib.import_module(f"dnnops.theano.{m}")
+            for m in ("ops", "abstract_conv", "blocksparse")
+        )
         assert any(hasattr(other, name) for other in others), name
 
 

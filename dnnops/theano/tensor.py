@@ -11,12 +11,14 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.shape import Shape, specify_broadcastable
 from pytensor.tensor.type import TensorType
 
-from dnnops.errors import DnnValueError
+from dnnops.errors import DnnTypeError, DnnValueError
 
 __all__ = [
     "abs_",
     "addbroadcast",
+    "batched_dot",
     "batched_tensordot",
+    "chi2sf",
     "choose",
     "clip",
     "col",
@@ -184,6 +186,38 @@ def patternbroadcast(x: Any, broadcastable: Any) -> Any:
     """Make each axis broadcastable or not, according to `broadcastable`."""
     x = unbroadcast(x, *(axis for axis, one in enumerate(broadcastable) if not one))
     return specify_broadcastable(x, *(axis for axis, one in enumerate(broadcastable) if one))
+
+
+def batched_dot(a: Any, b: Any) -> Any:
+    """Compute the dot product of each pair of elements of two batches.
+
+    Parameters
+    ----------
+    a, b : tensor
+        Tensors whose first axis is the batch. If one is a vector, it scales the elements of the
+        other; otherwise, the last axis of `a` is summed with the second to last axis of `b`, or
+        its only one, besides the batch.
+
+    Raises
+    ------
+    DnnTypeError
+        If an operand is a scalar.
+    """
+    a, b = pt.as_tensor_variable(a), pt.as_tensor_variable(b)
+    if 0 in (a.ndim, b.ndim):
+        raise DnnTypeError("batched_dot: a and b must have a batch axis")
+    if 1 in (a.ndim, b.ndim):
+        ndim = max(a.ndim, b.ndim)
+        return pt.shape_padright(a, ndim - a.ndim) * pt.shape_padright(b, ndim - b.ndim)
+    if max(a.ndim, b.ndim) > 3:
+        return batched_tensordot(a, b, [[a.ndim - 1], [max(1, b.ndim - 2)]])
+    one_a, one_b = a[0].type(), b[0].type()
+    return vectorize_graph(pt.dot(one_a, one_b), {one_a: a, one_b: b})
+
+
+def chi2sf(x: Any, k: Any) -> Any:
+    """Compute the survival function of the chi-squared distribution of `k` degrees of freedom."""
+    return pt.gammaincc(pt.as_tensor_variable(k) / 2.0, pt.as_tensor_variable(x) / 2.0)
 
 
 def batched_tensordot(x: Any, y: Any, axes: Any = 2) -> Any:

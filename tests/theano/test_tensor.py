@@ -73,6 +73,37 @@ def test_axes_of_batched_tensordot(theano: Any, axes: Any, subscripts: str):
     assert_allclose(dot.eval(mode="FAST_COMPILE"), np.einsum(subscripts, a, b))
 
 
+@pytest.mark.parametrize(
+    ("shapes", "subscripts"),
+    [
+        (((2, 3, 4), (2, 4, 5)), "nij,njk->nik"),
+        (((2, 4), (2, 4, 5)), "nj,njk->nk"),
+        (((2, 3, 4), (2, 4)), "nij,nj->ni"),
+        (((2, 4), (2, 4)), "nj,nj->n"),
+        (((2,), (2, 4, 5)), "n,njk->njk"),
+        (((2, 4), (2,)), "nj,n->nj"),
+        (((2, 6, 3, 4), (2, 4, 5)), "nhij,njk->nhik"),
+        (((2, 3, 4), (2, 5, 4, 6)), "nij,nhjk->nihk"),
+    ],
+)
+def test_batched_dot(theano: Any, shapes: Any, subscripts: str):
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=shape) for shape in shapes)
+    dot = theano.tensor.batched_dot(a, b)
+    assert_allclose(dot.eval(mode="FAST_COMPILE"), np.einsum(subscripts, a, b))
+
+
+def test_functions_that_pytensor_warns_about(theano: Any):
+    tt = theano.tensor
+    x = tt.dvector()
+    f = theano.function([x], [tt.sgn(x), tt.chi2sf(x, 2)])
+    sign, survival = f([-2.0, 0.0, 3.0])
+    assert_array_equal(sign, [-1, 0, 1])
+    assert_allclose(survival[1:], [1, np.exp(-1.5)])
+    with pytest.raises(DnnTypeError, match="batch axis"):
+        tt.batched_dot(1.0, x)
+
+
 @pytest.mark.parametrize("axes", [3, -1, [0, 1], [[1, 2], [1]], [1, 2, 1], [3, 1], [[1], [-3]]])
 def test_bad_axes_of_batched_tensordot(theano: Any, axes: Any):
     x = theano.tensor.tensor3()
@@ -194,6 +225,14 @@ def test_devices_functions_build_graphs(theano: Any):
     assert type(gpu_contiguous(x).owner.op).__name__ == "GpuContiguous"
     assert host_from_gpu(gpu_from_host(x)).type.dtype == "float32"
     assert GpuCorrMM(subsample=(2, 2), pad=(1, 1))(x, w).ndim == 4
+    basic_ops = theano.gpuarray.basic_ops
+    assert basic_ops.GpuAllocEmpty("float16", None)(2, 3).type.dtype == "float16"
+    assert basic_ops.gpu_alloc_empty(2, 3).type.shape == (2, 3)
+    assert basic_ops.GpuAlloc(None)(x[0, 0, 0, 0], 2).ndim == 1
+    assert basic_ops.GpuEye("float32")(2, 3, 0).ndim == 2
+    assert basic_ops.GpuReshape(1)(x, [-1]).ndim == 1
+    assert basic_ops.GpuJoin()(0, x, w).ndim == 4
+    assert len(basic_ops.GpuSplit(2)(x, 0, [1, 2])) == 2
     assert theano.gpuarray.pygpu_activated is False
 
 

@@ -19,7 +19,8 @@ _SUBTENSOR = "pytensor.tensor.subtensor"
 _TENSOR_OPS = (
     at("pytensor.tensor.elemwise", "CAReduce", "Elemwise")
     | at("dnnops.theano.ops", "DimShuffle")
-    | at("pytensor.tensor.basic", "ARange", "Alloc", "AllocDiag", "AllocEmpty", "Choose")
+    | at("pytensor.tensor.basic", "ARange", "Alloc", "AllocEmpty", "Choose")
+    | at("pytensor.tensor", sgn="sign")
     | at("pytensor.tensor.basic", "ExtractDiag", "Eye", "Join", "MakeVector", "Nonzero")
     | at("pytensor.tensor.basic", "PermuteRowElements", "ScalarFromTensor", "Split")
     | at("pytensor.tensor.basic", "TensorFromScalar")
@@ -123,7 +124,8 @@ TABLES: dict[str, Table] = {
     "theano.tensor.io": Table(("dnnops.theano.tensors.io",)),
     "theano.tensor.nlinalg": Table(
         LINALG,
-        at("pytensor.tensor.basic", "AllocDiag", "ExtractDiag", "alloc_diag", "diag", "trace")
+        at("pytensor.tensor.basic", "ExtractDiag", "alloc_diag", "diag", "trace")
+        | at("dnnops.theano.tensors.removed", "AllocDiag")
         | at("pytensor.tensor.basic", extract_diag="diagonal"),
     ),
     "theano.tensor.opt": Table(

@@ -24,6 +24,7 @@ __all__ = [
     "Solve",
     "cholesky",
     "eigh",
+    "lstsq",
     "norm",
     "psd",
     "qr",
@@ -129,6 +130,13 @@ QRFull = OpName("QRFull", lambda mode: partial(qr, mode=mode), linalg.QR)
 QRIncomplete = OpName("QRIncomplete", lambda mode: partial(qr, mode=mode), linalg.QR)
 
 _INFINITIES = {"inf": np.inf, "-inf": -np.inf}
+
+
+def _lstsq() -> Any:
+    return linalg.lstsq
+
+
+lstsq = OpName("lstsq", _lstsq)
 
 
 def norm(x: Any, ord: Any) -> Any:

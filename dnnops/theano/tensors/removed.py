@@ -16,6 +16,7 @@ from dnnops.theano import tensor as functions
 from dnnops.theano.ops import OpName
 
 __all__ = [
+    "AllocDiag",
     "CumprodOp",
     "CumsumOp",
     "DiffOp",
@@ -191,6 +192,11 @@ def _topk(
     return apply
 
 
+def _alloc_diag(offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    return partial(pt.basic.alloc_diag, offset=offset, axis1=axis1, axis2=axis2)
+
+
+AllocDiag = OpName("AllocDiag", _alloc_diag, pt.basic.AllocDiag)
 Rebroadcast = OpName("Rebroadcast", _rebroadcast)
 Flatten = OpName("Flatten", _flatten)
 Tile = OpName("Tile", _tile)
