@@ -30,6 +30,7 @@ import dnnops.rewriting.move.to_gpu  # noqa: F401 - registers rewrites with PyTe
 from dnnops.rewriting.cpu.activation import ExpandActivations, FuseAgain
 from dnnops.rewriting.cpu.ops import ElemwiseToCpu, ToOneDnn, local_onednn_inplace
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
+from dnnops.rewriting.gpu.activation import SpellCudnnActivations
 from dnnops.rewriting.gpu.required import RequireCudnn
 from dnnops.rewriting.gpu.softmax import (
     local_gradient_of_log_of_softmax,
@@ -313,6 +314,13 @@ PASSES = (
         SpellActivations(),
         ("fast_run",),
         "Before PyTensor's first rewrites of its own tanh and sigmoid (1).",
+    ),
+    Pass(
+        -0.004,
+        "spell_cudnn_activations",
+        SpellCudnnActivations(),
+        _GPU,
+        "As spell_activations.",
     ),
     Pass(
         -0.004,

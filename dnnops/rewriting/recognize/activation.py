@@ -31,9 +31,10 @@ from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.nnet.activation.op import Activation, ActivationGrad
 from dnnops.rewriting.recognize.views import inputs_of, kind_of
 
-__all__ = ["CollectActivations", "SpellActivations"]
+__all__ = ["SPELLINGS", "CollectActivations", "SpellActivations", "may_cancel"]
 
-_SPELLINGS: dict[str, Any] = {"tanh": tanh, "sigmoid": sigmoid}
+#: PyTensor's functions by the modes of `Activation`.
+SPELLINGS: dict[str, Any] = {"tanh": tanh, "sigmoid": sigmoid}
 _MODES: dict[type, str] = {Tanh: "tanh", Sigmoid: "sigmoid"}
 #: Inverses of tanh and sigmoid, or parts of them.
 _PARTNERS = (Log, Log1p, Log2, Log10, ArcTanh)
@@ -45,10 +46,10 @@ _spelled: WeakSet[FunctionGraph] = WeakSet()
 
 
 def _is_spelled(op: Any, kind: type) -> bool:
-    return type(op) is kind and op.mode in _SPELLINGS
+    return type(op) is kind and op.mode in SPELLINGS
 
 
-def _may_cancel(fgraph: FunctionGraph, x: Variable, y: Variable) -> bool:
+def may_cancel(fgraph: FunctionGraph, x: Variable, y: Variable) -> bool:
     """Return whether the gradient of an activation `y` of `x` may cancel with others.
 
     So it does beside a logarithm, of which PyTensor makes something else, or an exponential.
@@ -77,9 +78,9 @@ def local_spelled_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable]
     made = y.owner
     if made is None or made.op != Activation(node.op.mode) or made.inputs[0] is not x:
         return None  # not the gradient of an activation in this graph
-    if not _may_cancel(fgraph, x, y):
+    if not may_cancel(fgraph, x, y):
         return None
-    (result,) = _SPELLINGS[node.op.mode].pullback([x], [y], [gy])
+    (result,) = SPELLINGS[node.op.mode].pullback([x], [y], [gy])
     copy_stack_trace(node.outputs[0], result)
     return [result]
 
@@ -89,7 +90,7 @@ def local_spelled_activation(fgraph: FunctionGraph, node: Apply) -> list[Variabl
     """Replace an activation with PyTensor's elementwise Op."""
     if not _is_spelled(node.op, Activation):
         return None
-    result = _SPELLINGS[node.op.mode](node.inputs[0])
+    result = SPELLINGS[node.op.mode](node.inputs[0])
     copy_stack_trace(node.outputs[0], result)
     return [result]
 
