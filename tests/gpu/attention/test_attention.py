@@ -377,3 +377,27 @@ def test_second_derivatives():
     oracle = pytensor.function(wide, gradient, mode=PERFORM_MODE)
     found, wanted = host(function(*(on_gpu(a, "float16") for a in arrays))), oracle(*arrays)
     assert np.linalg.norm(found - wanted) <= 2e-2 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_mask_of_unknown_sizes(dtype, kind):
+    """Any size of a mask may be 1, also where attention is written out."""
+    rng = np.random.default_rng(0)
+    sizes = (2, 3, 5, 7)
+    given = [rng.standard_normal(s) for s in ((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8))]
+    inputs = [pt.tensor4(dtype=dtype) for _ in given]
+    mask = pt.tensor4(dtype="bool" if kind == "bool" else dtype)
+    out = scaled_dot_product_attention(*inputs, mask, enable_gqa=True)
+    by = [*inputs, mask] if kind == "float" else inputs
+    results = [out, *pytensor.grad((out**2).sum(), by)]
+    function = pytensor.function([*inputs, mask], results, mode="CUDNN")
+    reference = pytensor.function([*inputs, mask], results, mode=PERFORM_MODE)
+    for ones in ((), (1,), (0, 1), (2,), (3,), (0, 1, 2, 3)):
+        shape = [1 if axis in ones else size for axis, size in enumerate(sizes)]
+        value = rng.random(shape) < 0.7 if kind == "bool" else rng.standard_normal(shape)
+        arrays = [x.astype(dtype) for x in given] + [value.astype(mask.type.dtype)]
+        bound = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-10}[dtype]
+        for found, wanted in zip(function(*arrays), reference(*arrays), strict=True):
+            assert found.shape == wanted.shape
+            np.testing.assert_allclose(found, wanted, atol=bound * max(1, np.abs(wanted).max()))
