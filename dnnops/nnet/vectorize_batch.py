@@ -141,17 +141,32 @@ def vectorize_group_norm(op: GroupNormBase, node: Apply, *inputs: Any) -> Any:
     """Merge extra axes of group normalization into the batch, or into channels and groups.
 
     The latter keeps the parameters of entries, and the gradients with respect to them, apart.
+    PyTensor's loop does so if the sizes of the extra axes are not known.
     """
     is_data = [name not in op.parameter_operands for name in op.operands]
     if not _has_extra(node, inputs, range(len(inputs))):
         return op.make_node(*inputs)
-    own = [i for i, data in enumerate(is_data) if not data]
-    if isinstance(op, GroupNorm) and not _has_extra(node, inputs, own):
-        return _merge_node(op, node, inputs, [0 if data else None for data in is_data])
+    are_shared = not _has_extra(node, inputs, [i for i, data in enumerate(is_data) if not data])
+    axes = [0 if data else None for data in is_data]
+    if isinstance(op, GroupNorm) and are_shared:
+        return _merge_node(op, node, inputs, axes)
     cores = [x.type.ndim for x in node.inputs]
     extra, spread = with_extra_axes(inputs, *cores)
     if not all(isinstance(size, int) for size in extra):
-        return vectorize_node_fallback(op, node, *inputs)
+        loop: Any = vectorize_node_fallback(op, node, *inputs)
+        if not are_shared:
+            return loop
+        by_data = [i for i, data in enumerate(op.data_results) if data]
+
+        def gradients(*given: Any) -> list[Any]:
+            outputs = op.make_node(*given).outputs
+            return [outputs[i] for i in by_data]
+
+        merged = iter(_merge(gradients, node, inputs, axes, [0] * len(by_data)))
+        return [
+            next(merged) if data else out
+            for out, data in zip(loop.outputs, op.data_results, strict=True)
+        ]
     if 0 in extra:
         return no_results(op, spread, extra)
     lead, count = len(extra), prod(extra)

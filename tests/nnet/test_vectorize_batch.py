@@ -134,9 +134,16 @@ def vary(array: np.ndarray, lead: tuple[int, ...]) -> np.ndarray:
     return array * (1 + R.random((*lead, *(1,) * array.ndim)))
 
 
-def check(name: str, places: list[int], lead: tuple[int, ...], static: bool = True) -> None:
+def check(
+    name: str,
+    places: list[int],
+    lead: tuple[int, ...],
+    static: bool = True,
+    results: list[int] | None = None,
+) -> None:
     """Vectorize an Op over some of its operands, and compare with a loop."""
-    op, arrays, _, results = CASES[name]
+    op, arrays, _, whole = CASES[name]
+    results = whole if results is None else results
     inner = [pt.tensor(dtype=x.dtype, shape=(None,) * x.ndim) for x in arrays]
     if name == "SpatialTransformerGrid":
         inner[1] = pt.constant(arrays[1])
@@ -205,6 +212,8 @@ def test_extra_axes(name):
 def test_shared_parameters_of_group_norm():
     check("GroupNorm", [0], BATCHES, static=False)
     check("GroupNorm", [0], (0,), static=False)
+    check("GroupNormGrad", [0, 2], BATCHES, static=False, results=[0])
+    check("GroupNormGrad", [2], (0,), static=False, results=[0])
 
 
 def test_filters_with_an_axis_of_size_zero():
