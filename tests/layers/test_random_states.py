@@ -68,12 +68,12 @@ def network(name: str, seed: int) -> Any:
     return layers.Sequential(first, to_images, norm, from_images, NETWORKS[name]())
 
 
-def training(net: Any, rate: Any) -> tuple[Any, Any]:
+def training(net: Any, rate: Any, mode: Any = PERFORM_MODE) -> tuple[Any, Any]:
     """Return a training step with a schedule and momentum, and its updates."""
     x = pt.dtensor3("x")
     loss = (net(x) ** 2).mean()
     updates = optim.adamw(loss, net, rate) | net.updates()
-    return pytensor.function([x], loss, updates=updates, mode=PERFORM_MODE), updates
+    return pytensor.function([x], loss, updates=updates, mode=mode), updates
 
 
 def batches(start: int, stop: int) -> list[np.ndarray]:
@@ -107,6 +107,26 @@ def test_a_run_resumes_with_the_same_numbers(tmp_path: Path, name: str, early: b
     np.testing.assert_array_equal(resumed, losses[STEPS:])
     for key, value in net.state_dict().items():
         np.testing.assert_array_equal(other.state_dict()[key], value, err_msg=key)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dropout", "twice", "attention"])
+def test_a_run_on_a_gpu_resumes(tmp_path: Path, name: str):
+    """Also in captured functions, whose streams are in device memory during a call."""
+    net = network(name, 0)
+    step, updates = training(net, rate(), "CUDNN")
+    losses = [step(x) for x in batches(0, STEPS)]
+    net.save(tmp_path / "net")
+    optimizer = updates.state_dict()
+    losses += [step(x) for x in batches(STEPS, 2 * STEPS)]
+    other = network(name, 1)
+    step, updates = training(other, rate(), "CUDNN")
+    for x in batches(0, STEPS):
+        step(x)
+    other.load(tmp_path / "net")
+    updates.load_state_dict(optimizer)
+    resumed = [step(x) for x in batches(STEPS, 2 * STEPS)]
+    np.testing.assert_allclose(resumed, losses[STEPS:], rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
