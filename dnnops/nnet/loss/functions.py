@@ -41,7 +41,8 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     output : tensor_like
         Probabilities, between 0 and 1 exclusive.
     target : tensor_like
-        True probabilities, from 0 to 1, which broadcast against `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, integers and
+        bools get the dtype of `output`.
 
     Returns
     -------
@@ -73,7 +74,8 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     output : tensor_like
         Logits: scores whose sigmoids are the predicted probabilities.
     target : tensor_like
-        True probabilities, from 0 to 1, which broadcast against `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, integers and
+        bools get the dtype of `output`.
 
     Returns
     -------

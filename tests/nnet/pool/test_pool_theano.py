@@ -35,6 +35,7 @@ def test_average():
     assert pool_2d(x, (2, 2), True, mode="average").owner.op == Pool(2, "average_inc_pad", True)
 
 
+@pytest.mark.filterwarnings("ignore::dnnops.errors.DnnWarning")
 @pytest.mark.parametrize("mode", POOL_MODES)
 @pytest.mark.parametrize("linker", ["py", None], ids=["perform", "compiled"])
 def test_windows_larger_than_the_image(mode, linker):
