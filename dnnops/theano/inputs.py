@@ -167,7 +167,7 @@ class Function:
         return key in self.container
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):  # also before the object is complete, while it is unpickled
             raise AttributeError(name)
         return getattr(self._compiled, name)
 

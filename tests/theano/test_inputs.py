@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_values_and_updates(theano: Any):
     assert len(f.maker.fgraph.inputs) == 3
     with pytest.raises(TypeError):
         f()
+
+
+def test_values_are_pickled(theano: Any):
+    x, s = theano.tensor.dscalars("x", "s")
+    f = theano.function([x, theano.In(s, update=s + x, value=10.0)], s * 2)
+    f(1)
+    again = pickle.loads(pickle.dumps(f))
+    assert (again["s"], again(1), again["s"], f["s"]) == (11, 22, 12, 11)
 
 
 def test_shortcuts_for_inputs(theano: Any):

@@ -99,6 +99,8 @@ def test_flags(theano: Any, flag: str):
 def test_advice_is_only_given_for_what_is_missing(theano: Any):
     assert advice_for("theano.tensor.nnet.conv", "ConvOp").startswith("Use conv2d")
     assert advice_for("theano.sandbox", "rng_curand").startswith("Draw from")
+    assert advice_for("theano.misc", "strutil").startswith("Use textwrap")
+    assert advice_for("theano.gpuarray.dnn", "GpuDnnRNNOp") == "Use dnnops.dnn.RNNBlock"
     assert advice_for("numpy", "ones") is None
 
 
