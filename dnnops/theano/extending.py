@@ -16,11 +16,9 @@ from pytensor.compile.mode import optdb as database
 from pytensor.graph.op import Op as PyTensorOp
 from pytensor.graph.rewriting import basic as rewriting
 from pytensor.graph.type import Type as PyTensorType
-from pytensor.graph.utils import MethodNotDefined
+from pytensor.graph.utils import MetaType, MethodNotDefined
 from pytensor.link.c.op import COp
 from pytensor.link.c.type import CType
-
-from dnnops.theano.variables import StandIn
 
 __all__ = [
     "LocalOptimizer",
@@ -85,8 +83,25 @@ def _set(cls: type, name: str, method: Callable[..., Any]) -> None:
     setattr(cls, name, method)
 
 
-class _Op(COp):  # type: ignore[misc]
+class StandsFor(MetaType):  # type: ignore[misc]
+    """Class of the base classes below, which stand for PyTensor's in `isinstance`.
+
+    Classes that are derived from them are ordinary ones.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:  # noqa: N805 - a metaclass
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:  # noqa: N805
+        actual = vars(cls).get("stands_for")
+        # issubclass(subclass, actual) would ask this class, which is derived from `actual`.
+        return super().__subclasscheck__(subclass) if actual is None else actual in subclass.__mro__
+
+
+class Op(COp, metaclass=StandsFor):  # type: ignore[misc]
     """Base class of Ops that are written for Theano."""
+
+    stands_for = PyTensorOp
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -109,8 +124,10 @@ class _Op(COp):  # type: ignore[misc]
         raise MethodNotDefined("c_code", type(self), type(self).__name__)
 
 
-class _Type(CType):  # type: ignore[misc]
+class Type(CType, metaclass=StandsFor):  # type: ignore[misc]
     """Base class of types that are written for Theano."""
+
+    stands_for = PyTensorType
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -145,8 +162,10 @@ class _Type(CType):  # type: ignore[misc]
         raise MethodNotDefined("c_cleanup", type(self), type(self).__name__)
 
 
-class _LocalOptimizer(rewriting.NodeRewriter):  # type: ignore[misc]
+class LocalOptimizer(rewriting.NodeRewriter, metaclass=StandsFor):  # type: ignore[misc]
     """Base class of rewrites of a node that are written for Theano."""
+
+    stands_for = rewriting.NodeRewriter
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -155,26 +174,6 @@ class _LocalOptimizer(rewriting.NodeRewriter):  # type: ignore[misc]
     def transform(self, fgraph: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
         """Raise an error: the rewrite doesn't say what it does."""
         raise MethodNotDefined("transform", type(self), type(self).__name__)
-
-
-class _Base(StandIn):
-    """Stand-in for a class of PyTensor that has another base for derived classes."""
-
-    def __init__(self, actual: type, base: type):
-        super().__init__(actual)
-        self._base = base
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Create an object, whose methods a program may set."""
-        return self._base(*args, **kwargs)
-
-    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (self._base,)
-
-
-Op = _Base(PyTensorOp, _Op)
-Type = _Base(PyTensorType, _Type)
-LocalOptimizer = _Base(rewriting.NodeRewriter, _LocalOptimizer)
 
 
 def local_optimizer(

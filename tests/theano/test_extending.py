@@ -8,6 +8,7 @@ import numpy as np
 import pytensor.tensor as pt
 import pytest
 from numpy.testing import assert_array_equal
+from pytensor.graph.op import Op
 from pytensor.graph.utils import MethodNotDefined
 
 X = np.arange(6.0).reshape(2, 3)
@@ -18,6 +19,9 @@ def test_an_op(theano: Any):
 
     class Double(theano.Op):
         __props__ = ()
+
+        def __init__(self) -> None:
+            theano.gof.Op.__init__(self)
 
         def make_node(self, x: Any) -> Any:
             x = theano.tensor.as_tensor_variable(x)
@@ -39,6 +43,10 @@ def test_an_op(theano: Any):
     x = theano.tensor.dmatrix()
     double = Double()
     assert double == Double()
+    assert isinstance(theano.tensor.exp, theano.Op)
+    assert not isinstance(theano.tensor.exp, Double)
+    assert not isinstance(x, theano.Op)
+    assert not issubclass(int, Op)
     assert isinstance(double, theano.gof.Op)
     assert issubclass(Double, theano.gof.PureOp)
     f = theano.function([x], [double(x), double(x).shape, theano.grad(double(x).sum(), x)])
