@@ -90,6 +90,8 @@ PARAMETERS = ("nodes", 0, "parameters")
         ("max_pool", "generate_index", 1, DnnTypeError, "must be True or False"),
         ("sdpa_with_lengths", "attn_scale", "1", DnnTypeError, "attn_scale must be a number"),
         ("sdpa_with_lengths", "causal_mask", None, DnnTypeError, "causal_mask must be True"),
+        ("matmul", "padding_value", ["__builtins__", "eval"], DnnTypeError, "must be a number"),
+        ("matmul", "padding_value", ["data_type", "FLOAT"], DnnTypeError, "must be a number"),
         ("rmsnorm_backward", "has_dbias", [], DnnTypeError, "has_dbias must be True or False"),
         ("rmsnorm_backward", "more", 1, DnnTypeError, "there is no parameter 'more'"),
     ],
