@@ -31,7 +31,7 @@ from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.nnet.activation.op import Activation, ActivationGrad
 from dnnops.rewriting.recognize.views import inputs_of, kind_of
 
-__all__ = ["SPELLINGS", "CollectActivations", "SpellActivations", "may_cancel"]
+__all__ = ["SPELLINGS", "CollectActivations", "SpellActivations", "is_spelled", "may_cancel"]
 
 #: PyTensor's functions by the modes of `Activation`.
 SPELLINGS: dict[str, Any] = {"tanh": tanh, "sigmoid": sigmoid}
@@ -45,7 +45,12 @@ MAX_DISTANCE = 4
 _spelled: WeakSet[FunctionGraph] = WeakSet()
 
 
-def _is_spelled(op: Any, kind: type) -> bool:
+def is_spelled(fgraph: FunctionGraph) -> bool:
+    """Return whether activations of dnnops are elementwise Ops of PyTensor in a graph."""
+    return fgraph in _spelled
+
+
+def _has_spelling(op: Any, kind: type) -> bool:
     return type(op) is kind and op.mode in SPELLINGS
 
 
@@ -72,7 +77,7 @@ def _has_exponential(x: Variable) -> bool:
 @node_rewriter([ActivationGrad])
 def local_spelled_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Write the gradient of an activation as PyTensor does, if it may cancel with others."""
-    if not _is_spelled(node.op, ActivationGrad):
+    if not _has_spelling(node.op, ActivationGrad):
         return None
     x, y, gy = node.inputs
     made = y.owner
@@ -88,7 +93,7 @@ def local_spelled_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable]
 @node_rewriter([Activation])
 def local_spelled_activation(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an activation with PyTensor's elementwise Op."""
-    if not _is_spelled(node.op, Activation):
+    if not _has_spelling(node.op, Activation):
         return None
     result = SPELLINGS[node.op.mode](node.inputs[0])
     copy_stack_trace(node.outputs[0], result)
@@ -120,7 +125,7 @@ class SpellActivations(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
-        if any(_is_spelled(node.op, Activation) for node in fgraph.apply_nodes):
+        if any(_has_spelling(node.op, Activation) for node in fgraph.apply_nodes):
             _spelled.add(fgraph)
             for step in self._steps:
                 step.apply(fgraph)

@@ -6,6 +6,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 from pytensor.tensor.special import LogSoftmax, Softmax
 
+from dnnops.rewriting.recognize.activation import is_spelled
+
 __all__ = ["InNetworks"]
 
 
@@ -28,10 +30,14 @@ class InNetworks(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
-        if self.everywhere or any(
-            isinstance(node.op, Softmax | LogSoftmax)
-            or type(node.op).__module__.startswith("dnnops.")
-            for node in fgraph.apply_nodes
+        if (
+            self.everywhere
+            or is_spelled(fgraph)
+            or any(
+                isinstance(node.op, Softmax | LogSoftmax)
+                or type(node.op).__module__.startswith("dnnops.")
+                for node in fgraph.apply_nodes
+            )
         ):
             for step in self.steps:
                 step.apply(fgraph)

@@ -10,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.scalar.basic import maximum
 
 from dnnops import dnn, nnet
 from dnnops.modes import OneDnnMode
@@ -172,6 +173,16 @@ def test_what_is_left_runs_in_a_library(mode, dtype):
     kinds = [type(node.op).__name__ for node in f.maker.fgraph.apply_nodes]
     assert kinds.count("OneDnnActivation") == 3
     assert not any(isinstance(node.op, ActivationGrad) for node in f.maker.fgraph.apply_nodes)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_graphs_with_dnnops_are_networks(spelling):
+    """Rewrites that are kept to networks apply, though the activation is PyTensor's meanwhile."""
+    x = pt.fvector()
+    y = pt.maximum(SPELLINGS[spelling][1](x), 0)
+    f = pytensor.function([x], y, mode=MODES["CVM"]())
+    scalar_ops = [getattr(node.op, "scalar_op", None) for node in f.maker.fgraph.apply_nodes]
+    assert (maximum in scalar_ops) == (spelling == "PyTensor")
 
 
 def test_graphs_without_dnnops_keep_their_ops():
