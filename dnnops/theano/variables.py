@@ -31,6 +31,8 @@ class StandIn:
         self._exceptions = exceptions
         self.__name__ = actual.__name__
         self.__doc__ = actual.__doc__
+        # What Class.__init__(self) of a derived class calls.
+        vars(self)["__init__"] = actual.__init__  # type: ignore[misc]
 
     def __call__(self, type: Any, owner: Any = None, index: Any = None, name: Any = None) -> Any:
         """Create a variable, by default without an owner."""

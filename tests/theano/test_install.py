@@ -159,7 +159,10 @@ def test_shared_variables_and_constants_are_no_tensor_variables(theano: Any):
     assert not issubclass(type(tt.constant(1.0)), tt.TensorVariable)
 
     class Mine(theano.gof.Variable):
-        pass
+        def __init__(self, type: Any):
+            theano.gof.Variable.__init__(self, type, None, None, "mine")
+
+    assert Mine(tt.matrix().type).name == "mine"
 
     assert issubclass(Mine, pytensor.graph.Variable)
     assert not isinstance(tt.matrix(), Mine)
