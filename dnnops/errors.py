@@ -22,6 +22,10 @@ class DnnNeighborhoodError(DnnValueError, TypeError):
     """Raised for neighborhoods that do not fit their images; Theano raised a TypeError."""
 
 
+class DnnShapeError(DnnValueError, AssertionError):
+    """Raised for a shape that is not the one that was declared; Theano asserted it."""
+
+
 class DnnTypeError(DnnError, TypeError):
     """Raised for a dtype or rank that an Op does not accept."""
 

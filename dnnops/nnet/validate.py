@@ -30,7 +30,7 @@ from dnnops.arguments import (
     switch,
 )
 from dnnops.dtypes import HOST_FLOAT_DTYPES, compute_dtype
-from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.errors import DnnShapeError, DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 
 __all__ = [
@@ -438,7 +438,7 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
     if any(e is not None for e in known):
         problem += f" {show_shape(known)}"
     fits = (pt.eq(x.shape[i], entries[i]) for i in told)
-    return pt.specify_shape(checked(x, problem, *fits), entries)
+    return pt.specify_shape(checked(x, problem, *fits, error=DnnShapeError), entries)
 
 
 def merge_shapes(where: str, **shapes: Sequence[int | None]) -> Shape:

@@ -69,7 +69,7 @@ def test_program(program: str, tmp_path: Path):
         pytest.skip("rnnslu scores its results with a script in Perl")
     replace(suite("tutorials"), source=str(TUTORIALS)).copy(tmp_path)
     (tmp_path / "data").mkdir()
-    write_mnist(tmp_path / "data" / "mnist.pkl.gz", train=1000, test=300)
+    write_mnist(tmp_path / "data" / "mnist.pkl.gz", train=1100, test=600)
     write_imdb(tmp_path / "data" / "imdb.pkl", train=160, test=40)
     write_atis(tmp_path / "data" / "atis.fold3.pkl.gz", train=60, test=20)
     write_nottingham(tmp_path, songs=3)

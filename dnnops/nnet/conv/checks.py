@@ -10,7 +10,7 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, is_sequence, shown
-from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnShapeError, DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 from dnnops.nnet.validate import as_tensor, shape_argument, sizes_argument, static_int
 
@@ -31,7 +31,7 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
     Returns
     -------
     tuple
-        The sizes. Symbolic sizes that are invalid raise DnnValueError when they are computed.
+        The sizes. Symbolic sizes that are invalid raise DnnShapeError when they are computed.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def assert_conv_shape(shape: Sequence[Any]) -> tuple[Any, ...]:
         if known is not None and known < least:
             raise DnnValueError(f"{problem}, got {known}")
         if known is None:
-            size = checked(size, problem, pt.ge(size, least))
+            size = checked(size, problem, pt.ge(size, least), error=DnnShapeError)
         sizes.append(size)
     return tuple(sizes)
 
@@ -74,7 +74,7 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     Returns
     -------
     TensorVariable
-        `x` with a check that raises DnnValueError if its shape differs.
+        `x` with a check that raises DnnShapeError if its shape differs.
 
     Raises
     ------
@@ -94,9 +94,9 @@ def assert_shape(x: Any, expected_shape: Any, msg: str = "Unexpected shape.") ->
     told = [(i, size) for i, size in enumerate(sizes) if size is not None]
     static = x.type.shape
     if any(is_int(size) and static[i] not in (None, size) for i, size in told):
-        raise DnnValueError(f"assert_shape: {msg} x is {static}, expected_shape {sizes}")
+        raise DnnShapeError(f"assert_shape: {msg} x is {static}, expected_shape {sizes}")
     fits = [pt.eq(x.shape[i], size) for i, size in told if static[i] != size]
-    result: TensorVariable = checked(x, msg, *fits)
+    result: TensorVariable = checked(x, msg, *fits, error=DnnShapeError)
     return result
 
 

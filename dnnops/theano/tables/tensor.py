@@ -86,6 +86,7 @@ TABLES: dict[str, Table] = {
             **at("dnnops.theano.tensors.io", "LoadFromDisk", "load", "mpi_enabled"),
             **at("pytensor.printing", "pprint"),
             **at("pytensor.scalar", "int32"),
+            **at("dnnops.theano.functions", _shared="shared"),
             **at("dnnops.theano.variables", "TensorVariable", "Variable"),
         },
     ),

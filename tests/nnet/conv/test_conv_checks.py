@@ -83,6 +83,9 @@ def test_assert_shape():
     assert nnet.assert_shape(x, None) is x
     assert nnet.assert_shape(x, (None, None)) is x
     f = pytensor.function([x], nnet.assert_shape(x, (2, None), "Two rows."), mode=PERFORM_MODE)
+    # Theano raised an AssertionError.
+    with pytest.raises(AssertionError, match="Two rows"):
+        f(np.ones((3, 3)))
     assert f(np.ones((2, 3))).shape == (2, 3)
     with pytest.raises(DnnValueError, match="Two rows"):
         f(np.ones((3, 2)))
