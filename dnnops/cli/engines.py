@@ -53,18 +53,19 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Yield the cases without offsets, for each of which an engine is prepared."""
+    """Yield the cases without offsets, for each of which engines are prepared."""
     for dtype in UNIT:
-        for keys in (1, 2, 64, 96, 100, 127, 128, 129, 192, 200, 256, 320):
-            yield Case(dtype, keys, keys)
-        for keys in (64, 128, 192):
+        for keys in (64, 128):
             base = Case(dtype, keys, keys)
-            yield from (replace(base, depth=depth) for depth in (16, 96, 128, 256))
-            yield from (replace(base, queries=queries) for queries in (1, 2, 1000))
-            yield replace(base, is_causal=True)
-            yield replace(base, mask=True)
-            yield replace(base, mask=True, is_causal=True)
-            yield replace(base, is_deterministic=True)
+            yield from (base, replace(base, queries=1), replace(base, mask=True))
+    for keys in (1, 2, 100, 192, 256):
+        yield Case("float16", keys, keys)
+    for keys in (64, 128):
+        base = Case("float16", keys, keys)
+        yield from (replace(base, depth=depth) for depth in (16, 128, 256))
+        yield replace(base, queries=200)
+        yield replace(base, is_causal=True)
+        yield replace(base, is_deterministic=True)
 
 
 def _operands(case: Case) -> dict[str, np.ndarray]:
@@ -211,9 +212,11 @@ def check_engines() -> int:
         raise DnnUnavailableError(f"the engines cannot be checked: {reason}")
     has_bfloat16 = importlib.util.find_spec("ml_dtypes") is not None
     checked = [case for case in cases() if has_bfloat16 or case.dtype != "bfloat16"]
+    print(
+        f"cuDNN {cudnn_version()}: {len(checked)} cases of attention and its gradient", flush=True
+    )
     wrong = wrong_results(on_cudnn(2), checked)
     known = wrong_results(on_cudnn(3), checked)
-    print(f"cuDNN {cudnn_version()}: {len(checked)} cases of attention and its gradient")
     still = {replace(case, offset=0) for case in wrong}
     avoided = [case for case in known if replace(case, offset=0) not in still]
     for case in avoided:

@@ -75,5 +75,6 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_engines_of_this_version(capsys: pytest.CaptureFixture[str]):
     assert main(["doctor", "--check-engines"]) == 0, capsys.readouterr().out

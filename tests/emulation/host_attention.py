@@ -11,8 +11,8 @@ import numpy as np
 from dnnops.gpu.kernels import kernel_source
 from tests.host_libraries import compile_once
 
-#: float16 bits of minus infinity, and the lowest number.
-MACROS = {"MINUS_INFINITY": "0xfc00", "LOWEST": "0xfbff"}
+#: float16 bits of minus infinity, and of the bias of a masked key.
+MACROS = {"MINUS_INFINITY": "0xfc00", "HIDDEN": "0xfc00"}
 
 _ENTRIES = """
 #define ENTRY(kernel, params) \\

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from tests.gpu.attention.attention_on_gpu import Data, Form, GradientByCudnn, errors, run_on_gpu
+from tests.gpu.attention.attention_on_gpu import (
+    Data,
+    Form,
+    GradientByCudnn,
+    errors,
+    run_on_gpu,
+    run_without_stats,
+)
 from tests.gpu.device import poison
 
 pytestmark = pytest.mark.gpu
@@ -44,3 +52,13 @@ def test_one_query(keys, is_deterministic):
 def test_one_score(mask, heads):
     assert_right(Form(lengths=(1, 1), heads=heads, mask=mask, offset=-125.0))
     assert_right(Form(lengths=(1, 1), heads=heads, mask=mask, mask_ones=(0,), offset=-125.0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_masked_keys_with_the_largest_scores(dtype):
+    """A finite bias would not hide them."""
+    data = Data(Form(dtype, lengths=(150, 200), mask="bool"), 0)
+    data.given["key"][:, :, ::3] *= 1e4
+    data.given["mask"][:] = np.arange(200) % 3 != 0
+    found = errors(data, [run_without_stats(data), *data.expected()[1:]])
+    assert found["out"] <= 1

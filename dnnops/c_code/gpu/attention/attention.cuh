@@ -2,8 +2,8 @@
 // copies of operands with depths that it does not support, and zeros for queries that see no key.
 //
 // dnnops/gpu/kernels.py compiles this with CuPy, and tests compile it for the host. Elements have 16 bits.
-// Macros: MASK_WIDTH, the size of a mask element in bytes (1 for bool); MINUS_INFINITY and LOWEST, the bits
-// of these numbers. LOWEST is finite, but so low that its exponential is 0 beside any score.
+// Macros: MASK_WIDTH, the size of a mask element in bytes (1 for bool); the bits of MINUS_INFINITY, and of HIDDEN,
+// the bias of masked keys: minus infinity, or the lowest number if engines require finite scores.
 
 typedef unsigned short element;
 
@@ -87,11 +87,11 @@ KERNEL void attention_mask(GRID_CONSTANT const mask_params p) {
     for (long long key = threadIdx.x; key < p.keys; key += blockDim.x) {
 #if MASK_WIDTH == 1
       const bool counts = mask[key * p.steps[3]] != 0;
-      const element value = counts ? 0 : LOWEST;
+      const element value = counts ? 0 : HIDDEN;
 #else
       element value = *(const element *)(mask + key * p.steps[3]);
       const bool counts = value != MINUS_INFINITY;
-      if (!counts) value = LOWEST;
+      if (!counts) value = HIDDEN;
 #endif
       if (n < p.bias_batch) bias[key] = value;
       if (counts && key < count && (!p.is_causal || key <= row)) is_visible = 1;

@@ -1,6 +1,9 @@
 #include "attention_kernels.hpp"
 
 #include <algorithm>
+#include <cmath>
+
+#include "attention_graph.hpp"
 
 namespace dnnops {
 
@@ -22,8 +25,12 @@ int64_t blocks_of(int64_t threads) { return (threads + THREADS - 1) / THREADS; }
 
 AttentionKernels::AttentionKernels(const Handle &handle, int64_t dtype, int64_t mask_dtype) {
   std::string options = "-DMASK_WIDTH=" + std::to_string(item_size(mask_dtype));
-  // -65504 and -1e30.
-  options += dtype == DNNOPS_FLOAT16 ? " -DMINUS_INFINITY=0xfc00 -DLOWEST=0xfbff" : " -DMINUS_INFINITY=0xff80 -DLOWEST=0xf14a";
+  const bool is_float16 = dtype == DNNOPS_FLOAT16;
+  const std::string minus_infinity = is_float16 ? "0xfc00" : "0xff80";
+  // Engines that require finite scores get -65504 or -1e30.
+  const std::string finite = is_float16 ? "0xfbff" : "0xf14a";
+  options += " -DMINUS_INFINITY=" + minus_infinity;
+  options += " -DHIDDEN=" + (std::isinf(hidden_score()) ? minus_infinity : finite);
   const auto load = [&](const char *name) { return load_kernel(handle, "attention", name, options); };
   lengths_ = load("attention_lengths");
   mask_ = load("attention_mask");
