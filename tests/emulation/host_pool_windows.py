@@ -39,6 +39,17 @@ extern "C" int run_{number}(const PoolProblem *problem, const int64_t *strides, 
   return run_grid(configuration_{number}::max_pool_windows, windows.params, windows.blocks,
                   (unsigned)WINDOW_THREADS, 0, seed);
 }}
+
+extern "C" int grad_{number}(const PoolProblem *problem, int dtype, const void *x,
+                             const void *pooled, const void *gz, void *result, unsigned seed) {{
+  PoolWindows windows = pool_windows_grad(*problem, false, dtype);
+  windows.params.x = x;
+  windows.params.pooled = pooled;
+  windows.params.gz = gz;
+  windows.params.result = result;
+  return run_grid(configuration_{number}::max_pool_windows_grad, windows.params, windows.blocks,
+                  (unsigned)WINDOW_THREADS, 0, seed);
+}}
 """
 
 _LIBRARIES = itertools.count()
@@ -89,3 +100,18 @@ class HostPoolWindows:
         run = getattr(self._library, f"run_{number}")
         assert run(*arguments, *pointers, ctypes.c_uint(case.seed)) == 0
         return np.moveaxis(out, -1, 1) if channels_last else out
+
+    def gradient(
+        self, case: PoolCase, dtype: str, x: np.ndarray, pooled: np.ndarray, gz: np.ndarray
+    ) -> np.ndarray:
+        """Return the gradient of arrays of bits, which are made channels-last."""
+        x, pooled, gz = (np.ascontiguousarray(np.moveaxis(a, 1, -1)) for a in (x, pooled, gz))
+        out = np.full(x.shape, 7, x.dtype)
+        pointers = (ctypes.c_void_p(a.ctypes.data) for a in (x, pooled, gz, out))
+        # Any configuration of the dtype serves.
+        code = f"-DDTYPE={DTYPE_CODES[dtype]}"
+        number = next(i for options, i in self._numbers.items() if options.endswith(code))
+        run = getattr(self._library, f"grad_{number}")
+        words = pool_problem(case), DTYPE_CODES[dtype]
+        assert run(*words, *pointers, ctypes.c_uint(case.seed)) == 0
+        return np.moveaxis(out, -1, 1)

@@ -140,8 +140,10 @@ def check_slopes(found: np.ndarray, ref: np.ndarray, dtype: str) -> None:
     """Compare relative to each element, where it is a normal number."""
     tiny = 1e-4 if dtype == "float16" else 300 * float(np.finfo("float32").tiny)
     tiny = 300 * float(np.finfo("float64").tiny) if dtype == "float64" else tiny
-    rtol = {"float64": 1e-14, "float32": 4e-6}.get(dtype, 2 * RELATIVE_ERROR[dtype])
-    np.testing.assert_allclose(found, ref, rtol=rtol, atol=tiny)
+    # The exponential of a rounded product of up to 88 loses up to seven bits.
+    rtol = {"float64": 1e-13, "float32": 2e-5}.get(dtype, 4 * RELATIVE_ERROR[dtype])
+    near = np.where(np.abs(ref) > 1e-3, 1e-2 * rtol, 0)
+    np.testing.assert_array_less(np.abs(found - ref), tiny + near + rtol * np.abs(ref))
 
 
 @pytest.mark.gpu

@@ -95,7 +95,13 @@ def test_kernel_on_the_host(tmp_path, dtype):
     for case, x, given, last in planned:
         found = values(library.run(case, given, dtype, last), dtype)
         message = f"{case}, {dtype}; {repeat_command()}"
-        np.testing.assert_array_equal(found, expected(case, x), err_msg=message)
+        out = expected(case, x)
+        np.testing.assert_array_equal(found, out, err_msg=message)
+        gz = np.arange(1.0, 1 + out.size).reshape(out.shape) % 4
+        operands = (bits(a, dtype) for a in (x, out, gz))
+        gx = values(library.gradient(case, dtype, *operands), dtype)
+        wanted = run_op(MaxPoolGrad(case.ndim, True), x, out, gz, *case.vectors)
+        np.testing.assert_allclose(gx, rounded(wanted, dtype), 1e-2, err_msg=message)
 
 
 def test_cases_for_cudnn(tmp_path):
@@ -112,6 +118,7 @@ def test_cases_for_cudnn(tmp_path):
 @pytest.mark.parametrize("lanes", [1, 32])
 def test_compiles_for_gpus(lanes):
     macros = {"DTYPE": 2, "INDEX": "size_t", "LANES": lanes, "CHANNELS_LAST": lanes // 32}
+    macros["ADDS"] = lanes // 32
     macros |= {f"WINDOW_{axis}": int(lanes == 1) * (1 + axis) for axis in range(3)}
     options = (f"-D{name}={value}" for name, value in macros.items())
     code = compile_cuda(kernel_source("pool_windows"), "-std=c++17", *options).code

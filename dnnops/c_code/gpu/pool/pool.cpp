@@ -1,4 +1,6 @@
 // Pooling and its gradient.
+#include <algorithm>
+
 #include "../../common/op.hpp"
 #include "../../common/pool_problem.hpp"
 
@@ -209,9 +211,16 @@ void prepare(PoolState &state, const PoolCall &call, const Handle &handle) {
       if (state.cells.exist) return;
     }
     state.windows = {};
-    if (!call.params.gradient) state.windows = windows_of(problem, call.inputs[0], tensors[1]);
+    const auto is_channels_last = [](const Tensor &t) {
+      return is_packed(t) && dense_formats(t) == FORMAT_CHANNELS_LAST;
+    };
+    if (!call.params.gradient)
+      state.windows = windows_of(problem, call.inputs[0], tensors[1]);
+    else if (std::all_of(tensors, tensors + 4, is_channels_last))
+      state.windows = pool_windows_grad(problem, call.params.adds, dtype);
     if (state.windows.exist) {
-      state.windows.exist = loads(state, handle, "pool_windows", "max_pool_windows", state.windows.options);
+      const char *name = call.params.gradient ? "max_pool_windows_grad" : "max_pool_windows";
+      state.windows.exist = loads(state, handle, "pool_windows", name, state.windows.options);
       if (state.windows.exist) return;
     }
     set_pooling(state, call, problem);
@@ -266,8 +275,13 @@ void run(const PoolCall &call) {
     return;
   }
   if (state.windows.exist) {
+    if (call.params.adds) copy_addend(state, call);
     PoolWindowsParams params = state.windows.params;
     params.x = call.inputs[0].data;
+    if (call.params.gradient) {
+      params.pooled = call.inputs[1].data;
+      params.gz = call.inputs[2].data;
+    }
     params.result = output.data;
     void *arguments[] = {&params};
     launch_kernel(state.kernel, state.windows.blocks, WINDOW_THREADS, 0, context.stream, arguments);

@@ -72,3 +72,58 @@ KERNEL void __launch_bounds__(THREADS) max_pool_windows(const GRID_CONSTANT Pool
   }
   static_cast<Bits *>(p.result)[place] = from_acc(best);
 }
+
+// The windows that contain a pixel.
+DEVICE Range windows_of(const PoolWindowsAxis &axis, int pixel) {
+  const int at = pixel + axis.pad;
+  return {at < axis.window ? 0 : (at - axis.window) / axis.stride + 1, min(at / axis.stride + 1, axis.top)};
+}
+
+DEVICE bool is_same(Acc a, Acc b) { return a == b || (a != a && b != b); }
+
+// The gradient for dense channels-last arrays, which cuDNN leaves out for windows of -infinity. A pixel that equals the
+// maximum of a window gets its gradient unless an earlier one does. It is added to the result if ADDS.
+KERNEL void __launch_bounds__(THREADS) max_pool_windows_grad(const GRID_CONSTANT PoolWindowsParams p) {
+  wait_for_stream();
+  const INDEX place = (INDEX)blockIdx.x * THREADS + threadIdx.x;
+  if (place >= p.count) return;
+  INDEX rest = place;
+  const INDEX channel = take(rest, (INDEX)p.channels);
+  int pixel[3];
+  Range windows[3];
+  UNROLL
+  for (int axis = 2; axis >= 0; --axis) {
+    pixel[axis] = (int)take(rest, (INDEX)p.axes[axis].image);
+    windows[axis] = windows_of(p.axes[axis], pixel[axis]);
+  }
+  const Bits *const pooled = static_cast<const Bits *>(p.pooled), *const gz = static_cast<const Bits *>(p.gz);
+  const Bits *const x = static_cast<const Bits *>(p.x) + (long long)rest * p.image_step + (long long)channel;
+  const auto read = [&](int i, int j, int k) {
+    return to_acc(__ldg(x + i * p.axes[0].step + j * p.axes[1].step + k * p.axes[2].step));
+  };
+  const Acc own = read(pixel[0], pixel[1], pixel[2]);
+  // Whether no earlier pixel of the window is its maximum, too.
+  const auto is_first = [&](const Range &depth, const Range &height, const Range &width) {
+    for (int i = depth.begin; i <= pixel[0]; ++i) {
+      const bool is_plane = i == pixel[0];
+      for (int j = height.begin; j < (is_plane ? pixel[1] + 1 : height.end); ++j) {
+        const bool is_row = is_plane && j == pixel[1];
+        for (int k = width.begin; k < (is_row ? pixel[2] : width.end); ++k)
+          if (is_same(read(i, j, k), own)) return false;
+      }
+    }
+    return true;
+  };
+  Bits *const result = static_cast<Bits *>(p.result) + place;
+  Acc sum = ADDS ? to_acc(*result) : 0;
+  for (int i = windows[0].begin; i < windows[0].end; ++i)
+    for (int j = windows[1].begin; j < windows[1].end; ++j)
+      for (int k = windows[2].begin; k < windows[2].end; ++k) {
+        const long long window = (((long long)rest * p.axes[0].top + i) * p.axes[1].top + j) * p.axes[2].top + k;
+        const long long at = window * (long long)p.channels + (long long)channel;
+        if (is_same(to_acc(__ldg(pooled + at)), own) &&
+            is_first(pixels_of(p.axes[0], i), pixels_of(p.axes[1], j), pixels_of(p.axes[2], k)))
+          sum += to_acc(__ldg(gz + at));
+      }
+  *result = from_acc(sum);
+}

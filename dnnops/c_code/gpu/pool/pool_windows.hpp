@@ -58,9 +58,28 @@ inline PoolWindows pool_windows(const PoolProblem &problem, const int64_t *strid
   params.channel_step = strides[1];
   windows.options += "-DLANES=" + std::to_string(lanes) + " -DCHANNELS_LAST=" + std::to_string(channels_last) +
                      (count * lanes < INT_MAX ? " -DINDEX=unsigned" : " -DINDEX=size_t") +
-                     " -DDTYPE=" + std::to_string(dtype);
+                     " -DADDS=0 -DDTYPE=" + std::to_string(dtype);
   windows.blocks = (unsigned)((count * lanes + WINDOW_THREADS - 1) / WINDOW_THREADS);
   windows.exist = true;
+  return windows;
+}
+
+// The gradient, if all arrays are dense and channels-last. `adds`: whether the result already holds an addend.
+inline PoolWindows pool_windows_grad(const PoolProblem &problem, bool adds, int64_t dtype) {
+  int64_t strides[5], step = problem.image[1];
+  strides[1] = 1;
+  for (int64_t i = problem.spatial_ndim - 1; i >= 0; --i) {
+    strides[2 + i] = step;
+    step *= problem.image[2 + i];
+  }
+  strides[0] = step;
+  PoolWindows windows = pool_windows(problem, strides, true, dtype);
+  const int64_t count = problem.image[0] * step;
+  if (!windows.exist || count / WINDOW_THREADS >= INT_MAX) return {};
+  windows.params.count = count;
+  windows.blocks = (unsigned)((count + WINDOW_THREADS - 1) / WINDOW_THREADS);
+  windows.options = "-DWINDOW_0=0 -DWINDOW_1=0 -DWINDOW_2=0 -DLANES=1 -DCHANNELS_LAST=1 -DADDS=" + std::to_string(adds) +
+                    (count < INT_MAX ? " -DINDEX=unsigned" : " -DINDEX=size_t") + " -DDTYPE=" + std::to_string(dtype);
   return windows;
 }
 

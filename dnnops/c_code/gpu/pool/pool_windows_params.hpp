@@ -9,6 +9,7 @@ struct PoolWindowsAxis {
 
 struct PoolWindowsParams {
   const void *x;
+  const void *pooled, *gz;  // for the gradient
   void *result;
   unsigned long long count, channels;  // of results; of each image
   long long image_step, channel_step;  // in x
