@@ -11,6 +11,7 @@ from typing import Any
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
+from pytensor.tensor.basic import cast
 
 from dnnops.gpu.activation import GpuDnnActivation, GpuDnnActivationGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
@@ -44,8 +45,10 @@ class SpellCudnnActivations(GraphRewriter):
         for user in dict.fromkeys(users):
             if type(user.op) is GpuDnnActivationGrad and user.inputs[:2] == [x, y]:
                 (gx,) = spelling.pullback([host_x], [new], [_on_host(user.inputs[2])])
+                gx = cast(gx, new.type.dtype)  # the derivative of float16 is float32
                 replacements.append((user.outputs[0], to_device(gx, y.type.device)))
-        replacements = [(old, z) for old, z in replacements if old.type.dtype == z.type.dtype]
+        if any(old.type.dtype != z.type.dtype for old, z in replacements):
+            return  # bfloat16, which the host has not
         for old, z in replacements:
             copy_stack_trace(old, z)
         fgraph.replace_all_validate(replacements, reason="spell_cudnn_activations")

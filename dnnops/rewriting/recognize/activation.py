@@ -24,6 +24,7 @@ from pytensor.graph.rewriting.basic import (
 )
 from pytensor.scalar.basic import ArcTanh, Exp, Log, Log1p, Log2, Log10, Mul, Tanh, TrueDiv
 from pytensor.scalar.math import Sigmoid
+from pytensor.tensor.basic import cast
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import sigmoid, tanh
 
@@ -86,6 +87,7 @@ def local_spelled_gradient(fgraph: FunctionGraph, node: Apply) -> list[Variable]
     if not may_cancel(fgraph, x, y):
         return None
     (result,) = SPELLINGS[node.op.mode].pullback([x], [y], [gy])
+    result = cast(result, node.outputs[0].type.dtype)  # the derivative of float16 is float32
     copy_stack_trace(node.outputs[0], result)
     return [result]
 

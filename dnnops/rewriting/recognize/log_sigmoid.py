@@ -113,8 +113,8 @@ def local_log_sigmoid_gradient(fgraph: FunctionGraph, node: Apply) -> list[Varia
             return None
         terms = ((by_s, (complement,)), (by_complement, (s,)), (rest, (s, complement)))
         products = [mul(g, *factors) for g, factors in terms if g is not None]
-        result = add(*products) if len(products) > 1 else products[0]
-        if result.type.dtype != old.type.dtype or not old.type.is_super(result.type):
+        result = cast(add(*products) if len(products) > 1 else products[0], old.type.dtype)
+        if not old.type.is_super(result.type):
             return None
         copy_stack_trace(old, result)
         return [result]

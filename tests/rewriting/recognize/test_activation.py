@@ -153,6 +153,24 @@ def test_tails_on_a_gpu(spelling):
     check(f, "float32", "derivative of local_logit_sigmoid" if spelling == "cuDNN" else "")
 
 
+@pytest.mark.parametrize("floatX", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dtypes(dtype, floatX):  # noqa: N803 - PyTensor's name
+    """No node is wider than the operand, except that the CPU computes float16 in float32."""
+    x = pt.tensor(dtype=dtype, shape=(None,))
+    p, t = nnet.sigmoid(x), nnet.tanh(x)
+    with pytensor.config.change_flags(floatX=floatX):
+        outputs = [cross_entropy(p, 1.0), pt.log(1 - p), p * p, pt.arctanh(t)]
+        gradients = [pytensor.grad(None, x, known_grads={z: z}) for z in outputs]
+        for mode in MODES.values():
+            f = pytensor.function([x], gradients, mode=mode())
+            found = {z.type.dtype for node in f.maker.fgraph.apply_nodes for z in node.outputs}
+            assert "float64" not in found
+            for result in f(np.array([-30, 0, 30], dtype)):
+                assert result.dtype == dtype
+                assert np.isfinite(result).all()
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("mode", MODES)
 def test_digits_of_small_differences(mode, spelling):
