@@ -1,4 +1,7 @@
-"""Serve a network with FastAPI: ``uvicorn examples.serving:app``, with fastapi and uvicorn installed."""
+"""Serve a network with FastAPI.
+
+Run ``uvicorn examples.serving:app``, with fastapi and uvicorn installed.
+"""
 
 from queue import SimpleQueue
 

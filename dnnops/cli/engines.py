@@ -171,7 +171,7 @@ def on_cudnn(path: int) -> Callable[[Case, dict[str, np.ndarray]], dict[str, Any
         moved = {o: cupy.asarray(x if o == "mask" else x.astype(dtype)) for o, x in given.items()}
         operands = [moved[o] for o in ("query", "key", "value", "mask") if o in moved]
         parameters: Any = (None, case.is_causal, ("mask",) if case.mask else ())
-        gradient = Gradient(*parameters, is_deterministic=case.is_deterministic)
+        gradient: Any = Gradient(*parameters, is_deterministic=case.is_deterministic)  # type: ignore[misc]
         found = _results(GpuDnnAttention(*parameters), gradient, operands, moved["gout"])
         return {name: x.get().astype("float64") for name, x in found.items()}
 

@@ -53,7 +53,7 @@ def _spread_axis(x: Any, axis: int, size: Any) -> Any:
     if known is None:
         own, size = disconnected_grad(own), disconnected_grad(pt.as_tensor_variable(size))
     copies = size if known == 1 else pt.switch(pt.eq(own, 1), size, 1)
-    wide = pt.alloc(x.reshape((*before, 1, own, *after)), *before, copies, own, *after)
+    wide: Any = pt.alloc(x.reshape((*before, 1, own, *after)), *before, copies, own, *after)
     return wide.reshape((*before, size, *after))
 
 
