@@ -128,20 +128,29 @@ def test_gradient_kernel_on_the_host(tmp_path, mode, dtype):
         blocks = -(-x.size // 1024)
         assert library.run_activation_grad(launch, blocks, 256, SEED % 2**31) == 0
         ref = run_op(ActivationGrad(mode, coef), x, x, gy)
-        check_slopes(values(gx, dtype), ref, dtype)
+        check_slopes(mode, values(gx, dtype), ref, dtype)
 
 
 def every_magnitude(dtype: str) -> np.ndarray:
-    """Return numbers that the dtype has, as float64."""
-    return rounded(magnitudes("float32" if dtype == "bfloat16" else dtype), dtype)
+    """Return numbers that the dtype has, as float64.
+
+    Those that are subnormal in the kernel's float32 are left out, since CuPy compiles kernels that
+    take them for 0, where elu has another slope.
+    """
+    x = rounded(magnitudes("float32" if dtype == "bfloat16" else dtype), dtype)
+    least = np.finfo("float64" if dtype == "float64" else "float32").tiny
+    return x[(np.abs(x) >= least) | (x == 0)]
 
 
-def check_slopes(found: np.ndarray, ref: np.ndarray, dtype: str) -> None:
+def check_slopes(mode: str, found: np.ndarray, ref: np.ndarray, dtype: str) -> None:
     """Compare relative to each element, where it is a normal number."""
     tiny = 1e-4 if dtype == "float16" else 300 * float(np.finfo("float32").tiny)
     tiny = 300 * float(np.finfo("float64").tiny) if dtype == "float64" else tiny
-    # The exponential of a rounded product of up to 88 loses up to seven bits.
-    rtol = {"float64": 1e-13, "float32": 2e-5}.get(dtype, 4 * RELATIVE_ERROR[dtype])
+    if mode == "elu" and dtype in ("float32", "float64"):
+        rtol = 4 * float(np.finfo(dtype).eps)
+    else:
+        # The exponential of a rounded product of up to 88 loses up to seven bits.
+        rtol = {"float64": 1e-13, "float32": 2e-5}.get(dtype, 4 * RELATIVE_ERROR[dtype])
     near = np.where(np.abs(ref) > 1e-3, 1e-2 * rtol, 0)
     np.testing.assert_array_less(np.abs(found - ref), tiny + near + rtol * np.abs(ref))
 
@@ -156,7 +165,7 @@ def test_slopes_of_every_magnitude(dtype):
             given = on_gpu(x, dtype)
             y = apply_op(GpuDnnActivation(mode, coef), given)
             gx = apply_op(GpuDnnActivationGrad(mode, coef), given, y, on_gpu(gy, dtype))
-            check_slopes(host(gx), run_op(ActivationGrad(mode, coef), x, x, gy), dtype)
+            check_slopes(mode, host(gx), run_op(ActivationGrad(mode, coef), x, x, gy), dtype)
 
 
 @pytest.mark.gpu
