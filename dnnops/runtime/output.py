@@ -56,7 +56,10 @@ class _Place(NamedTuple):
 
 
 def _place(path: str | os.PathLike[str]) -> _Place:
-    place = os.path.abspath(os.fspath(path))
+    given = os.fsdecode(path)
+    place = os.path.abspath(given)
+    if given.endswith(os.sep) and not os.path.isdir(place):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), given)
     own = os.path.realpath("/proc/self/fd")
     for _ in range(_MOST_LINKS):
         folder, name = os.path.split(place)
@@ -149,7 +152,8 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
             _replace(place.path, place.status, data)
     except OSError as error:
         # The user knows neither the temporary file nor where the links lead.
-        error.filename, error.filename2 = os.fspath(path), None
+        error.filename = os.fspath(path)
+        del error.filename2  # None would be printed
         raise
 
 

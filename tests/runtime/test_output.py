@@ -95,6 +95,25 @@ def test_links_in_a_circle(tmp_path):
         output.write(tmp_path / "a", CONTENT)
 
 
+def test_errors_name_only_the_path_that_was_given(tmp_path):
+    path = tmp_path / "missing" / "file"
+    with pytest.raises(FileNotFoundError) as caught:
+        output.write(path, CONTENT)
+    assert str(caught.value) == f"[Errno {errno.ENOENT}] {os.strerror(errno.ENOENT)}: '{path}'"
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_slash_at_the_end_names_a_folder(tmp_path, exists):
+    if exists:
+        (tmp_path / "file").write_text("former")
+    assert output.obstacle(f"{tmp_path}/file/") == os.strerror(errno.ENOTDIR)
+    with pytest.raises(NotADirectoryError):
+        output.write(f"{tmp_path}/file/", CONTENT)
+    assert (tmp_path / "file").exists() == exists
+    output.write(os.fsencode(tmp_path / "file"), CONTENT)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
 def refused(path: Path, kind: str) -> None:
     before = path.lstat()
     assert output.obstacle(path) == f"it is {kind}"
