@@ -14,9 +14,13 @@ from dnnops.errors import DnnValueError
 
 __all__ = ["Streams", "generators_in", "split_name"]
 
-_NAME = re.compile(r"(?:(.*)\.)?random_state\.(\d+)", re.DOTALL)
+_NAME = re.compile(r"(?:(.*)\.)?random_state\.(0|[1-9][0-9]{0,8})", re.DOTALL)
 #: NumPy's bit generators that a saved state may name.
 _KINDS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+#: What NumPy and JSON raise for states that no generator has.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+#: Largest positions in the state of MT19937, and in the buffer of Philox.
+_MOST_POSITION, _MOST_BUFFER_POSITION = 624, 4
 
 
 def split_name(name: str) -> tuple[str, int | None]:
@@ -111,7 +115,7 @@ def _problem(stream: Any, state: np.ndarray) -> str:
     if isinstance(value, np.random.Generator):
         try:
             _generator(state)
-        except (ValueError, TypeError, LookupError) as error:
+        except _MALFORMED as error:
             return f"is not the state of one of NumPy's generators: {error}"
         return ""
     if np.shape(value) != state.shape:
@@ -131,6 +135,10 @@ def _generator(state: np.ndarray) -> np.random.Generator:
     kind = found["bit_generator"]
     if kind not in _KINDS:
         raise ValueError(f"the bit generator {kind!r}")
+    # NumPy does not check them, and would read memory beyond its own.
+    positions = found["state"].get("pos", 0), found.get("buffer_pos", 0)
+    if not (0 <= positions[0] <= _MOST_POSITION and 0 <= positions[1] <= _MOST_BUFFER_POSITION):
+        raise ValueError(f"the positions {positions[0]} and {positions[1]}")
     bits = getattr(np.random, kind)()
     bits.state = found
     return np.random.Generator(bits)

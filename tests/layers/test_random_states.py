@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 import warnings
 from collections.abc import Callable
@@ -211,6 +212,49 @@ def test_generators_that_do_not_fit(text):
     names = [key for key, value in net.state_dict().items() if value.dtype == "uint8"]
     with pytest.raises(DnnValueError, match="is not the state of one of NumPy's generators"):
         net.load_state_dict({names[0]: np.frombuffer(text, "uint8")}, strict=False)
+
+
+PCG64: dict[str, Any] = dict(np.random.PCG64(3).state)
+MT19937: dict[str, Any] = np.random.MT19937(3).state
+PHILOX: dict[str, Any] = np.random.Philox(3).state
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        {**PCG64, "state": {"state": -1, "inc": 1}},
+        {**PCG64, "state": {"state": 2**200, "inc": 1}},
+        {**PCG64, "state": "x"},
+        {**PCG64, "uinteger": 2**40},
+        {**MT19937, "state": {**MT19937["state"], "pos": 10**6}},
+        {**MT19937, "state": {**MT19937["state"], "pos": -1}},
+        {**PHILOX, "buffer_pos": -(10**6)},
+    ],
+)
+def test_generators_that_numpy_would_not_survive(malformed):
+    """NumPy reads memory beyond its own at positions that it does not check."""
+    net = layers.Sequential()
+    net.noise = pt.random.shared_rng(seed=1)
+    net(pt.dvector("x") + net.noise.normal()[1])
+    (state,) = net.state_dict().values()
+    text = json.dumps(malformed, default=np.ndarray.tolist)
+    with pytest.raises(DnnValueError, match="is not the state of one of NumPy's generators"):
+        net.load_state_dict({"random_state.0": np.frombuffer(text.encode(), "uint8")})
+    np.testing.assert_array_equal(net.state_dict()["random_state.0"], state)
+
+
+def test_nested_text_is_no_generator():
+    net = layers.Sequential()
+    net.noise = pt.random.shared_rng(seed=1)
+    net(pt.dvector("x") + net.noise.normal()[1])
+    with pytest.raises(DnnValueError, match="is not the state of one of NumPy's generators"):
+        net.load_state_dict({"random_state.0": np.full(10**5, ord("["), "uint8")})
+
+
+@pytest.mark.parametrize("number", ["00", "-1", "\N{SUPERSCRIPT TWO}", "9" * 5000])
+def test_numbers_of_streams_are_plain(number):
+    with pytest.raises(DnnValueError, match="is unknown"):
+        layers.Dropout(0.5).load_state_dict({f"random_state.{number}": np.zeros(2, "int64")})
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
