@@ -77,7 +77,7 @@ class DnnUnavailableError(DnnError, RuntimeError):
 
 
 class DnnThreadError(DnnError, RuntimeError):
-    """Raised when two threads call one function at the same time."""
+    """Raised when calls of one function overlap: those of two threads, or one within another."""
 
 
 class DnnCacheError(DnnError, RuntimeError):

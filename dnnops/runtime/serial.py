@@ -10,6 +10,8 @@ from weakref import WeakSet
 
 from pytensor.compile.executor import Function
 
+from dnnops.errors import DnnThreadError
+
 __all__ = ["SerialFunction"]
 
 
@@ -18,10 +20,11 @@ class SerialFunction(Function):
 
     PyTensor's functions store the arguments and results of a call, so calls that overlap would mix
     them up. `Function.copy` returns a function with a storage of its own, whose calls may overlap
-    with those of this one.
+    with those of this one. A call within a call of the same thread, which cannot wait, raises
+    `DnnThreadError`.
     """
 
-    __slots__ = ("__weakref__", "_running")
+    __slots__ = ("__weakref__", "_is_called", "_running")
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -29,12 +32,22 @@ class SerialFunction(Function):
         _functions.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Not super(), which takes longer.
         with self._running:
-            return Function.__call__(self, *args, **kwargs)
+            if self._is_called:
+                raise DnnThreadError(
+                    "a function is called by an Op, a hook or a signal handler within a call of"
+                    " itself, whose arguments and results it stores; call a copy of it:"
+                    " function.copy()"
+                )
+            self._is_called = True
+            try:
+                # Not super(), which takes longer.
+                return Function.__call__(self, *args, **kwargs)
+            finally:
+                self._is_called = False
 
     def _renew_lock(self) -> None:
-        self._running = RLock()
+        self._running, self._is_called = RLock(), False
 
 
 _functions: WeakSet[SerialFunction] = WeakSet()

@@ -18,6 +18,7 @@ import pytest
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 
+from dnnops.errors import DnnThreadError
 from dnnops.modes import DnnMode
 from dnnops.runtime.serial import SerialFunction
 
@@ -100,6 +101,30 @@ def test_copies_wait_too(slow, copied):
     for argument, result in called([f] * THREADS, 3):
         np.testing.assert_array_equal(result, 2 * argument)
     assert slow.most == 1
+
+
+class Calling(Op):
+    """Its input, or what `called` returns for it."""
+
+    __props__ = ()
+    called: Any = None
+
+    def make_node(self, x: Any) -> Apply:
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
+        output_storage[0][0] = self.called(inputs[0]) if self.called else inputs[0].copy()
+
+
+def test_a_call_within_a_call(monkeypatch):
+    """It would replace the arguments of the outer one, and can't wait for its end."""
+    x = pt.dvector("x")
+    f = pytensor.function([x], Calling()(x) + x, mode=MODE)
+    monkeypatch.setattr(Calling, "called", staticmethod(f))
+    with pytest.raises(DnnThreadError, match="within a call of itself"):
+        f(np.ones(3))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(f(np.ones(3)), np.full(3, 2.0))
 
 
 def test_a_call_that_fails_lets_others_in():
