@@ -26,6 +26,8 @@ class SerialFunction(Function):
 
     __slots__ = ("__weakref__", "_is_called", "_running")
 
+    _is_called: bool
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._renew_lock()
@@ -47,7 +49,8 @@ class SerialFunction(Function):
                 self._is_called = False
 
     def _renew_lock(self) -> None:
-        self._running, self._is_called = RLock(), False
+        self._running = RLock()
+        self._is_called = False
 
 
 _functions: WeakSet[SerialFunction] = WeakSet()
