@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.gradient import DisconnectedGrad
 from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
 from pytensor.tensor.blockwise import vectorize_node_fallback
@@ -34,6 +35,7 @@ __all__ = [
     "vectorize_batchnorm",
     "vectorize_conv",
     "vectorize_ctc",
+    "vectorize_disconnected",
     "vectorize_pool",
     "vectorize_window_norm",
 ]
@@ -136,6 +138,12 @@ def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: 
     """Vectorize an activation or its gradient, both of which are elementwise."""
     _, spread = with_extra_axes(inputs, *(x.type.ndim for x in node.inputs))
     return op.make_node(*spread)
+
+
+@_vectorize_node.register(DisconnectedGrad)
+def vectorize_disconnected(op: DisconnectedGrad, node: Apply, x: Any) -> Any:
+    """Vectorize the identity that ends gradients, which PyTensor loops over."""
+    return op.make_node(x)
 
 
 @_vectorize_node.register(WindowNormBase)

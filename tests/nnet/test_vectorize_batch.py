@@ -240,3 +240,20 @@ def test_gradients_of_shared_parameters():
     found = function(arrays[0], value, *arrays[2:5])
     for i in range(3):
         np.testing.assert_allclose(found[i], one(arrays[0], value[i], *arrays[2:5]), atol=1e-12)
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+@pytest.mark.parametrize("norm", [nnet.layer_norm, nnet.rms_norm])
+def test_float32_norms(norm, entries):
+    """With the powers of 2 that keep squares of float32 in range, which gradients do not pass."""
+    x, xs = pt.fmatrix(), pt.ftensor3()
+    y = norm(x)
+    outputs = [y, pytensor.grad((y**3).sum(), x)]
+    vectorized = pytensor.function([xs], vectorize_graph(outputs, {x: xs}), mode=PERFORM_MODE)
+    assert not any(isinstance(n.op, Blockwise) for n in vectorized.maker.fgraph.apply_nodes)
+    one = pytensor.function([x], outputs, mode=PERFORM_MODE)
+    value = normal(entries, 4, 5, dtype="float32")
+    for number, found in enumerate(vectorized(value)):
+        assert found.shape == value.shape
+        for entry, array in zip(found, value, strict=True):
+            np.testing.assert_allclose(entry, one(array)[number], rtol=1e-5, atol=1e-6)
