@@ -254,7 +254,9 @@ def errors(data: Data, results: list[Any], tiled: str | None = None) -> dict[str
         for name, other in (("dquery", "key"), ("dkey", "query")):
             added[name] = by_scores * np.linalg.norm(data.given[other], axis=3).max(initial=0)
     else:
-        unit, spread, by_stats = UNIT[dtype], 1.0, STATS_ERROR
+        unit, spread = UNIT[dtype], 1.0
+        # Of a large statistic, float32 keeps fewer digits: 16 units of rounding.
+        by_stats = max(STATS_ERROR, 16 * 2.0**-23 * abs(data.form.offset))
     found = {}
     for name, result, wanted in zip(RESULTS, results, data.expected(), strict=True):
         array = result if isinstance(result, np.ndarray) else result.get()
