@@ -8,10 +8,9 @@ from __future__ import annotations
 
 __all__ = ["ARGUMENTS", "NAMES", "PATTERNS", "REMARKS", "VALUES"]
 
-_SWITCHED = "it is part of other layers, or a function of a variable: "
 _SPATIAL_MEAN = "the function lambda x: x.mean(axis=(2, 3))"
 _SPATIAL_MAX = "the function lambda x: x.max(axis=(2, 3))"
-_STEPS = "dnnops.optim has sgd, adam, adamw and rmsprop; other steps are updates that you write"
+_STEPS = "optim.sgd, adam, adamw or rmsprop, or updates that you write"
 _PLATEAU = "a shared scalar as learning rate, which the program sets"
 
 _ACTIVATIONS = "nnet.relu(x, slope), nnet.elu"
@@ -92,7 +91,7 @@ _LAYERS = {
     **dict.fromkeys(("Embed", "EmbeddingLayer"), "layers.Embedding"),
     **dict.fromkeys(("Flatten", "FlattenLayer"), "layers.View(-1)"),
     **dict.fromkeys(("Reshape", "ReshapeLayer", "Unflatten"), "layers.View"),
-    **dict.fromkeys(("Identity", "Permute"), f"{_SWITCHED}lambda x: x, x.transpose(...)"),
+    **dict.fromkeys(("Identity", "Permute"), "a function of a variable: lambda x: x, x.transpose(...)"),
     # Dropout
     **dict.fromkeys(
         ("Dropout1d", "Dropout2d", "Dropout3d", "SpatialDropout2D", "DropoutLayer"),
@@ -108,7 +107,8 @@ _LAYERS = {
     "Softsign": "the function nnet.softsign",
     "Hardsigmoid": "the function nnet.hard_sigmoid",
     "LeakyReLU": "the function lambda x: nnet.relu(x, 0.01)",
-    **dict.fromkeys(("ReLU6", "Hardtanh"), "layers.ClippedReLU"),
+    "ReLU6": "layers.ClippedReLU",
+    "Hardtanh": "the function lambda x: pytensor.tensor.clip(x, -1, 1)",
     **dict.fromkeys(
         ("Activation", "NonlinearityLayer", "Lambda", "ExpressionLayer"),
         "the function itself, such as nnet.elu, in place of a layer",
@@ -213,7 +213,7 @@ _FUNCTIONS = {
     # Activation
     "silu": "nnet.swish",
     "leaky_relu": "nnet.relu(x, 0.01)",
-    **dict.fromkeys(("relu6", "hardtanh"), "nnet.clipped_relu(x, 6)"),
+    "relu6": "nnet.clipped_relu(x, 6)",
     **dict.fromkeys(("hardsigmoid",), "nnet.hard_sigmoid"),
     "soft_sign": "nnet.softsign",
     "soft_plus": "nnet.softplus",
@@ -227,7 +227,7 @@ _FUNCTIONS = {
         ),
         _OWN,
     ),
-    "hard_tanh": "nnet.clipped_relu, or pytensor.tensor.clip(x, -1, 1)",
+    **dict.fromkeys(("hardtanh", "hard_tanh"), "pytensor.tensor.clip(x, -1, 1)"),
     "identity": "x itself",
     **dict.fromkeys(("normalize", "standardize"), "nnet.layer_norm or an expression"),
     "linear_cross_entropy": "nnet.cross_entropy(x @ w, labels)",
