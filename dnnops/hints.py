@@ -17,7 +17,8 @@ from types import FrameType, FunctionType
 from typing import Any, NoReturn
 
 from dnnops.errors import DnnTypeError
-from dnnops.foreign_names import ARGUMENTS, NAMES, PATTERNS, REMARKS, VALUES
+from dnnops.foreign_arguments import ARGUMENTS, REMARKS, VALUES
+from dnnops.foreign_names import NAMES, PATTERNS
 
 __all__ = ["explain_arguments", "explained", "name_hint", "nearest", "no_attribute", "value_hint"]
 

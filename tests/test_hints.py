@@ -17,7 +17,8 @@ from pytensor import config
 import dnnops
 from dnnops import layers, nnet, optim
 from dnnops.errors import DnnTypeError, DnnUnknownFlagError, DnnValueError
-from dnnops.foreign_names import ARGUMENTS, NAMES, REMARKS
+from dnnops.foreign_arguments import ARGUMENTS, REMARKS
+from dnnops.foreign_names import NAMES
 from dnnops.hints import explained, nearest
 
 PACKAGES = {"layers": layers, "nnet": nnet, "optim": optim}

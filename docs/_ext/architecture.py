@@ -56,7 +56,7 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
             "flags, errors",
             (
                 *("arguments", "tables", "display", "compat", "mode_flag", "errors", "dtypes"),
-                *("flag_names", "hints", "foreign_names", "__about__"),
+                *("flag_names", "hints", "foreign_arguments", "foreign_names", "__about__"),
             ),
         ),
         Component("c_code", "C and C++ sources"),
