@@ -85,8 +85,10 @@ def gelu(x: Any, approximate: bool = False) -> TensorVariable:
         twice = _number(2 * (2 / pi) ** 0.5, wide) * (
             near + _number(0.044715, wide) * near * pt.sqr(near)
         )
-        # The sigmoid keeps the digits of the tail, where 1 + tanh loses them.
-        return (wide * pt.sigmoid(twice)).astype(x.type.dtype)
+        # The sigmoid keeps the digits of the tail, where 1 + tanh loses them. It multiplies `near`,
+        # as its slope, which is 0 for large numbers, is multiplied by the same factor.
+        result = pt.switch(pt.gt(compared(wide), _number(30, wide)), wide, near * pt.sigmoid(twice))
+        return result.astype(x.type.dtype)
     # erfc keeps the digits of the tail, where 1 + erf(x) loses them.
     return _number(0.5, x) * x * pt.erfc(_number(-(0.5**0.5), x) * x)
 

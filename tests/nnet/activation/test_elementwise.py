@@ -8,6 +8,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.mode import Mode, get_mode
 
 from dnnops import nnet
 from dnnops.errors import DnnTypeError
@@ -117,6 +118,20 @@ def test_approximate_gelu():
         np.testing.assert_allclose(found[:3], [values[0], 0, 300], atol=1e-6)
         np.testing.assert_allclose(found[3], -0.000617, rtol=0.02)
         np.testing.assert_allclose(slope[:3], [1, 0, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["DNN", "NUMBA"])
+def test_slopes_of_the_approximate_gelu_at_the_largest_numbers(mode):
+    """The tail's factors, whose product overflows, are not multiplied by its slope of 0."""
+    provided = get_mode(mode).excluding("numba").provided_optimizer
+    for dtype in ("float32", "float64"):
+        v = pt.vector(dtype=dtype, shape=(3,))
+        out = nnet.gelu(v, approximate=True)
+        values = np.array([-1, 1, np.nan], dtype) * np.finfo(dtype).max
+        f = pytensor.function([v], [out, pytensor.grad(out.sum(), v)], mode=Mode("py", provided))
+        found, slope = f(values)
+        np.testing.assert_array_equal(found, [0, values[1], np.nan])
+        np.testing.assert_array_equal(slope, [0, 1, np.nan])
 
 
 @pytest.mark.parametrize("alpha", [0.1, -0.5, 1, np.float32(0.25)])
