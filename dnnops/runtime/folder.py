@@ -64,7 +64,7 @@ def make_private(directory: Path) -> None:
         reason += f", and dnnops did not make {foreign} in it, so nothing was removed"
     raise DnnUnavailableError(
         f"compiled libraries are not stored in {directory}: {reason}. A process would load what"
-        " others put there; take the right to write from them (chmod go-w), or point PyTensor's"
+        " others put there; remove the write permission of others (chmod go-w), or point PyTensor's"
         " flag base_compiledir to another folder of yours"
     )
 
