@@ -207,7 +207,7 @@ class CudnnOp(DeviceOp, RuntimeOp):
         if layouts & TAKES_PIXELS and _has_pixels(array):
             return array
         if layouts & TAKES_MATRIX:
-            from dnnops.gpuarray.products import has_contiguous_side
+            from dnnops.gpuarray.products.calls import has_contiguous_side
 
             if has_contiguous_side(array):
                 return array

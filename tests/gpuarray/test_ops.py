@@ -29,9 +29,9 @@ from dnnops.gpuarray.basic import (
     GpuSplit,
     first_joined,
 )
-from dnnops.gpuarray.blas import GpuDot, GpuGemm
 from dnnops.gpuarray.elementwise.packed import LEAST_SIZE
 from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.products.blas import GpuDot, GpuGemm
 from tests.gpuarray.graphs import (
     GPU_MODE,
     assert_near,

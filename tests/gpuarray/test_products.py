@@ -14,11 +14,13 @@ from pytensor.tensor.blas import Dot22Scalar, Gemm, Gemv, Ger
 
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnValueError
-from dnnops.gpuarray import GpuArrayType, blas, products
-from dnnops.gpuarray.blas import GpuDot, GpuGemm, GpuGemv, GpuGer, product_settings
+from dnnops.gpuarray import GpuArrayType
 from dnnops.gpuarray.prepared.builder import CallBuilder
 from dnnops.gpuarray.prepared.thunk import native_thunk
-from dnnops.gpuarray.products import layouts, multiply
+from dnnops.gpuarray.products import blas
+from dnnops.gpuarray.products import calls as products
+from dnnops.gpuarray.products.blas import GpuDot, GpuGemm, GpuGemv, GpuGer, product_settings
+from dnnops.gpuarray.products.calls import layouts, multiply
 from tests.gpuarray.graphs import GPU_MODE, TOLERANCE, assert_near, to_device
 from tests.gpuarray.prepared_host import HostDevice, device_array, host_value, on_host, wrapped
 from tests.oracle import SEED, repeat_command

@@ -29,11 +29,11 @@ from dnnops.gpu.rnn import GpuDnnRNNBackward, GpuDnnRNNForward
 from dnnops.gpu.spatial_transformer import GpuDnnTransformerGradT, GpuDnnTransformerGrid
 from dnnops.gpu.transform import GpuDnnAddTensor
 from dnnops.gpuarray.basic import GpuContiguous
-from dnnops.gpuarray.blas import GpuGemm
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise
 from dnnops.gpuarray.op import DeviceOp, GpuOp, is_on_device
 from dnnops.gpuarray.pad import GpuPad
+from dnnops.gpuarray.products.blas import GpuGemm
 from dnnops.gpuarray.reduction import GpuCAReduce
 from dnnops.gpuarray.subtensor import GpuIncSubtensor
 from dnnops.gpuarray.transfer import (

@@ -20,8 +20,8 @@ from dnnops import nnet
 from dnnops.dtypes import HALF_DTYPES
 from dnnops.errors import DnnWarning
 from dnnops.gpuarray import GpuArrayType
-from dnnops.gpuarray.blas import GpuDot
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.products.blas import GpuDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from tests.emulation.host_graphs import on_host
 from tests.gpuarray.graphs import TOLERANCE, rewritten

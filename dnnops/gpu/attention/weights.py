@@ -20,7 +20,7 @@ from dnnops.errors import DnnTypeError
 from dnnops.gpu.attention.base import device_arrays
 from dnnops.gpu.base import GPU_PRODUCTS, CudnnOp, device_operands
 from dnnops.gpuarray.basic import GpuDimShuffle
-from dnnops.gpuarray.blas import GpuBatchedDot
+from dnnops.gpuarray.products.blas import GpuBatchedDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.masks import spread_mask

@@ -21,7 +21,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import TAKES_CONTIGUOUS, TAKES_GAPS, TAKES_MATRIX, device_operands
 from dnnops.gpu.derivatives import GpuExpressionOp
-from dnnops.gpuarray.blas import product_algo, product_settings
+from dnnops.gpuarray.products.blas import product_algo, product_settings
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.activation.op import Activation
 from dnnops.nnet.validate import merge_shapes, one_of

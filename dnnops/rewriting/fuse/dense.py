@@ -19,7 +19,7 @@ from dnnops.config import flag_value
 from dnnops.gpu.base import kernels_usable
 from dnnops.gpu.fused.dense import GpuDense
 from dnnops.gpuarray.elemwise import GpuElemwise
-from dnnops.gpuarray.products import products_available
+from dnnops.gpuarray.products.calls import products_available
 from dnnops.gpuarray.transfer import GpuCast
 from dnnops.rewriting.fuse.dense_form import (
     Form,

@@ -13,8 +13,8 @@ from pytensor.tensor.shape import Reshape, Shape_i
 
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpuarray.basic import GpuDimShuffle, GpuReshape
-from dnnops.gpuarray.blas import GpuDot, GpuGemm
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.products.blas import GpuDot, GpuGemm
 from dnnops.gpuarray.transfer import GpuCast, GpuFromHost, HostFromGpu, cast
 
 __all__ = ["MatrixProduct", "is_product"]

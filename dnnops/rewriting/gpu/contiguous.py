@@ -9,8 +9,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 
 from dnnops.gpuarray.basic import GpuContiguous, GpuDimShuffle, GpuReshape
-from dnnops.gpuarray.blas import GpuBatchedDot
 from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.products.blas import GpuBatchedDot
 
 __all__ = ["local_contiguous_transpose"]
 

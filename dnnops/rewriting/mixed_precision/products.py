@@ -22,9 +22,9 @@ from pytensor.tensor.math import Dot
 
 from dnnops.gpu.conv import GpuDnnConvBase
 from dnnops.gpuarray.basic import GpuDimShuffle
-from dnnops.gpuarray.blas import GpuDot, GpuGemm, GpuGemv
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.products.blas import GpuDot, GpuGemm, GpuGemv
 from dnnops.rewriting.mixed_precision.roles import Role, is_half
 from dnnops.rewriting.mixed_precision.storage import Storage
 

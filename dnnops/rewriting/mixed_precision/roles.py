@@ -47,9 +47,9 @@ from dnnops.gpuarray.basic import (
     GpuSplit,
     first_joined,
 )
-from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.products.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv
 from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce
 from dnnops.gpuarray.subtensor import GpuAdvancedSubtensor, GpuIncSubtensor, GpuSubtensor
 from dnnops.gpuarray.transfer import GpuCast

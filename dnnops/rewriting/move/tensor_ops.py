@@ -40,9 +40,9 @@ from dnnops.gpuarray.basic import (
     GpuSplit,
     first_joined,
 )
-from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import MirrorOp, depends_on_values, is_on_device
+from dnnops.gpuarray.products.blas import GpuBatchedDot, GpuDot, GpuGemm, GpuGemv, GpuGer
 from dnnops.gpuarray.reduction import GpuArgmax, GpuCAReduce, can_reduce, taken_apart
 from dnnops.gpuarray.subtensor import (
     GpuAdvancedIncSubtensor,

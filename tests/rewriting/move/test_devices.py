@@ -20,8 +20,8 @@ from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.gpu import base
 from dnnops.gpu.softmax import GpuDnnSoftmax
 from dnnops.gpuarray import GpuArrayType, GpuToGpu
-from dnnops.gpuarray.blas import GpuDot
 from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.products.blas import GpuDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, host_from_gpu
 from dnnops.rewriting.move.to_gpu import gpu_transfers
 from tests.gpuarray.graphs import ops, rewritten

@@ -16,7 +16,7 @@ from pytensor.tensor.math import Sum
 from pytensor.tensor.special import softmax
 
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
-from dnnops.gpuarray.blas import GpuBatchedDot, GpuDot
+from dnnops.gpuarray.products.blas import GpuBatchedDot, GpuDot
 from dnnops.gpuarray.reduction import GpuCAReduce
 from dnnops.gpuarray.type import GpuArrayType
 from tests.gpuarray.graphs import rewritten

@@ -134,8 +134,8 @@ class _Product(MirrorOp):
         from dnnops.gpuarray.copying import add_copy
         from dnnops.gpuarray.prepared.builder import CallBuilder
         from dnnops.gpuarray.prepared.call import Address, Result
-        from dnnops.gpuarray.products import ProductFactors, add_product, has_contiguous_side
-        from dnnops.gpuarray.scaled import scaled_afterwards
+        from dnnops.gpuarray.products.calls import ProductFactors, add_product, has_contiguous_side
+        from dnnops.gpuarray.products.scaled import scaled_afterwards
 
         x = inputs[2]
         alpha, beta = self.factor(node, 1, inputs[1]), self.factor(node, 4, inputs[4])
@@ -165,7 +165,7 @@ class GpuDot(_Product):
         from dnnops.gpuarray.prepared.builder import CallBuilder
         from dnnops.gpuarray.prepared.call import Address, Result
         from dnnops.gpuarray.prepared.placed import Placed
-        from dnnops.gpuarray.scaled import add_scaled_sum
+        from dnnops.gpuarray.products.scaled import add_scaled_sum
 
         if not (products := _products(x, y)) or x.shape[-1] != y.shape[0]:
             return None
@@ -319,7 +319,7 @@ class GpuGer(_Product):
     def prepare(self, node: Apply, A: Any, alpha: Any, x: Any, y: Any) -> PreparedCall | None:  # noqa: N803
         from dnnops.gpuarray.prepared.builder import CallBuilder, number_at
         from dnnops.gpuarray.prepared.call import Result
-        from dnnops.gpuarray.scaled import add_scaled_sum
+        from dnnops.gpuarray.products.scaled import add_scaled_sum
 
         if A.shape != (*x.shape, *y.shape) or not A.size:
             return None
@@ -347,10 +347,10 @@ class GpuGer(_Product):
 def _products(*arrays: Any) -> Any:
     """Return the module that calls cuBLASLt, or None if it cannot multiply the arrays."""
     # Not imported with this module, since most processes multiply nothing on a device.
-    from dnnops.gpuarray import products
+    from dnnops.gpuarray.products import calls
 
     same = len({array.dtype for array in arrays}) == 1
-    return products if same and products.products_available() else None
+    return calls if same and calls.products_available() else None
 
 
 def _scalar(value: Any) -> Any:

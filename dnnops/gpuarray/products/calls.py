@@ -60,7 +60,7 @@ def multiply(
     alpha, beta : float
         Scaling factors. If `beta` is 0, the values in `out` are ignored.
     settings : int
-        See `dnnops.gpuarray.blas.product_settings`.
+        See `dnnops.gpuarray.products.blas.product_settings`.
 
     Raises
     ------

@@ -19,7 +19,7 @@ from dnnops.gpuarray.layout import common_order
 from dnnops.gpuarray.prepared.builder import CallBuilder
 from dnnops.gpuarray.prepared.call import Address, Number, PreparedCall, Result
 from dnnops.gpuarray.prepared.placed import Placed
-from dnnops.gpuarray.products import ProductFactors, add_product
+from dnnops.gpuarray.products.calls import ProductFactors, add_product
 
 __all__ = ["add_scaled_sum", "scaled_afterwards"]
 
@@ -83,7 +83,7 @@ def scaled_afterwards(
     factors : sequence of tuple
         Dtypes and places of ``alpha`` and ``beta``.
     settings : int
-        See `dnnops.gpuarray.blas.product_settings`.
+        See `dnnops.gpuarray.products.blas.product_settings`.
     inplace : bool
         Whether the result overwrites ``z``.
 
