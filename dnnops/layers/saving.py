@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -71,9 +73,14 @@ def load(path: str | Path) -> dict[str, np.ndarray]:
     OSError
         If the file cannot be read.
     DnnValueError
-        If the file is not a complete safetensors file, or has an array of another dtype.
+        If the path is a device, which may have no end, or the file is not a complete safetensors
+        file, or has an array of another dtype.
     """
-    data = Path(path).read_bytes()
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise DnnValueError(f"{path} is a device, not a safetensors file")
+        data = file.read()
     try:
         entries = deserialize(data)
     except SafetensorError as error:

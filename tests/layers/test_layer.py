@@ -450,6 +450,11 @@ def test_devices_and_folders_are_not_replaced(path):
     assert (os.stat(path).st_ino, os.stat(path).st_rdev) == (before.st_ino, before.st_rdev)
 
 
+def test_a_device_without_an_end_is_not_read():
+    with pytest.raises(DnnValueError, match="is a device"):
+        layers.Linear(2, 3).load("/dev/zero")
+
+
 # -- results ---------------------------------------------------------------------------------
 
 
