@@ -1,7 +1,8 @@
 """Say what to use in place of a name or an argument that does not exist.
 
 Python calls these functions only after a lookup or a call has failed. Calls that succeed pass
-through one more function, which keeps the signature.
+through one more function, which keeps the signature. So the tables of other libraries' names are
+imported when they are needed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from types import FrameType, FunctionType
 from typing import Any, NoReturn
 
 from dnnops.errors import DnnTypeError
-from dnnops.foreign_arguments import ARGUMENTS, REMARKS, VALUES
-from dnnops.foreign_names import NAMES, PATTERNS
 
 __all__ = ["explain_arguments", "explained", "name_hint", "nearest", "no_attribute", "value_hint"]
 
@@ -68,6 +67,8 @@ def name_hint(package: str, name: str) -> str:
     str
         Empty if nothing is similar.
     """
+    from dnnops.foreign_names import NAMES, PATTERNS
+
     own = package.rpartition(".")[2]
     for table in dict.fromkeys((own, *_PACKAGES)):
         if name in NAMES.get(table, {}):
@@ -112,6 +113,8 @@ def _plain(name: str) -> str:
 
 def value_hint(name: str, value: Any) -> str:
     """Return what another library's value of an argument is called here, in parentheses."""
+    from dnnops.foreign_arguments import VALUES
+
     found = VALUES.get((name, value)) if isinstance(value, str) else None
     return f" (it is called {found} here)" if found else ""
 
@@ -167,6 +170,8 @@ def _unexpected(where: str, unknown: list[str], known: list[str]) -> str:
 
 
 def _argument_hint(name: str, known: list[str]) -> str:
+    from dnnops.foreign_arguments import ARGUMENTS, REMARKS
+
     for text in ARGUMENTS.get(name, ()):
         if set(text.split(", ")) <= set(known):
             joined = " and ".join([", ".join(text.split(", ")[:-1]), text.split(", ")[-1]])
