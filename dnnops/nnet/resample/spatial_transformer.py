@@ -404,12 +404,13 @@ def _scaled(size: Any, scale: Any) -> Any:
     """Scale a size, an int or a symbolic int, by a float64 scalar."""
     if isinstance(scale, Constant):
         factor = float(scale.data)
-        if factor.is_integer():
-            return size * int(factor)
         if isinstance(size, int):
             return ceil(size * factor)
+        scaled = size * int(factor) if factor.is_integer() else pt.ceil(size * scale)
+    else:
+        scaled = pt.ceil(size * scale)
     # PyTensor gives sizes float tangents, which it can't join into a vector of ints.
-    return disconnected_grad(pt.cast(pt.ceil(size * scale), "int64"))
+    return disconnected_grad(pt.cast(scaled, "int64"))
 
 
 def scaled_sizes(where: str, img: Any, scale_width: Any, scale_height: Any) -> list[Any]:

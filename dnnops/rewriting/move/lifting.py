@@ -272,11 +272,9 @@ class _Lifting:
         if stays or not (node in self.pulled or any(map(is_on_device, values))):
             return None
         device = self._device(node, values)
-        if node in self.pulled:
-            values = [
-                self.context.to_device(x, device) if x.type.dtype in FLOAT_DTYPES else x
-                for x in values
-            ]
+        # Arrays are moved before several Ops of the expression read them, or make larger ones.
+        moves = _is_floating if node in self.pulled else _is_array
+        values = [self.context.to_device(x, device) if moves(x) else x for x in values]
         hosts = [self.context.to_host(x) for x in values]
         # The nodes of the expression use the device values. Unused transfers do not become part
         # of the graph.
@@ -288,6 +286,15 @@ class _Lifting:
                 self.devices.update(dict.fromkeys(inner.outputs, device))
             self.visit(inner)
         return [self.value(z) for z in outputs]
+
+
+def _is_floating(x: Variable) -> bool:
+    return getattr(x.type, "dtype", "") in FLOAT_DTYPES
+
+
+def _is_array(x: Variable) -> bool:
+    """Return whether an operand is an array to compute with; integers may be sizes."""
+    return bool(getattr(x.type, "ndim", 0)) and (_is_floating(x) or x.type.dtype == "bool")
 
 
 #: The tag of modes that move every node with a lifter to the GPU.

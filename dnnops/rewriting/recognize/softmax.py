@@ -153,7 +153,7 @@ class LocalWholeSoftmax(_OfDtypes):
         return [result]
 
 
-@register_stabilize
+@register_stabilize("symbolic_op_recognition")
 @node_rewriter([true_div])
 def local_softmax_of_exponentials(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``exp(x) / sum(exp(x), keepdims=True)`` with a softmax, which cannot overflow.
