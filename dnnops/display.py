@@ -44,7 +44,11 @@ def line_width(otherwise: int) -> int:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
-    if sys.stdout is None or sys.stdout.closed or not sys.stdout.isatty():
+    # A stream that replaces the standard output may have no more than `write`.
+    stream: Any = sys.stdout
+    if stream is None or getattr(stream, "closed", False) or not hasattr(stream, "isatty"):
+        return otherwise
+    if not stream.isatty():
         return otherwise
     return shutil.get_terminal_size((otherwise, 0)).columns
 
