@@ -225,7 +225,7 @@ def test_the_position_in_a_cache_is_not_part_of_a_captured_graph(form):
     order = graph.toposort()
     found = schedule(graph, order, [None] * len(order))
     assert not {"GpuFromHost", "HostFromGpu"} & set(ops(graph))
-    # The length of a slice near the end of the axis is another one.
+    # A slice near the end of the axis has another length.
     assert len(found.by_value) == (2 if form == "slice" else 0)
     position = graph.inputs[-1]
     assert all(position is not x for x in found.by_value)
