@@ -126,7 +126,10 @@ def test_operands_that_broadcast():
     moved = rewritten(inputs, outputs, get_mode("CUDNN").excluding("inplace"))
     functions = {
         "CPU": pytensor.function(inputs, outputs, mode=OneDnnMode(linker="py")),
-        "GPU": pytensor.function(moved.inputs, on_host(list(moved.outputs)), mode=PERFORM_MODE),
+        # A softmax over one element does not depend on its input.
+        "GPU": pytensor.function(
+            moved.inputs, on_host(list(moved.outputs)), mode=PERFORM_MODE, on_unused_input="ignore"
+        ),
     }
     for f in functions.values():
         for result, reference in zip(f(*values), wanted, strict=True):
