@@ -126,7 +126,8 @@ class PassesList(SphinxDirective):
     """A list of the rewriting passes with positions, reasons for the positions, and tags."""
 
     def run(self) -> list[nodes.Node]:
-        self.env.note_dependency(sys.modules["dnnops.rewriting.pipeline"].__file__)
+        for name in [name for name in sys.modules if name.startswith("dnnops.rewriting.passes.")]:
+            self.env.note_dependency(sys.modules[name].__file__)
         passes = nodes.definition_list()
         for step in PASSES:
             position = literals("Position:", [], f"{step.position:g}. {step.reason}")

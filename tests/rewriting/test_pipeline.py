@@ -19,7 +19,8 @@ from dnnops import nnet
 from dnnops.errors import DnnValueError
 from dnnops.rewriting.fuse.conv_merge import ConvMerge
 from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
-from dnnops.rewriting.pipeline import PASSES, ByTags
+from dnnops.rewriting.passes.entry import ByTags
+from dnnops.rewriting.pipeline import PASSES
 from dnnops.rewriting.recognize.attention import RecognizeAttention
 
 ENTRIES: Any = optdb
