@@ -4,7 +4,7 @@ The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 """
 
 from dnnops.hints import explain_arguments, no_attribute
-from dnnops.nnet import vectorize, vectorize_batch  # noqa: F401 - register with vectorize_graph
+from dnnops.nnet import vectorize, vectorize_batch, vectorize_conv  # noqa: F401 - register
 from dnnops.nnet.activation.elementwise import (
     gelu,
     hard_sigmoid,

@@ -1,16 +1,13 @@
-"""Vectorization of convolution, pooling and normalization for ``vectorize_graph``.
+"""Vectorization of pooling, normalization and others for ``vectorize_graph``.
 
 By default, PyTensor loops over the extra axes in Python and runs the Ops in NumPy. The functions in
-this module instead merge the extra axes into the batch, or into the channels with one group per
-entry, so that a single library call remains. In a batch normalization, the extra axes become
-further axes with separate statistics. PyTensor's loop remains if filters have extra axes whose
-sizes are not known when the graph is built, or if parameters have extra axes. Other Ops are in
-`dnnops.nnet.vectorize_batch`.
+this module instead merge the extra axes into the batch, so that a single library call remains. In a
+batch normalization, the extra axes become further axes with separate statistics. Convolutions are
+in `dnnops.nnet.vectorize_conv`, other Ops in `dnnops.nnet.vectorize_batch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -18,12 +15,12 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedGrad
 from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
+from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
 from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.nnet.conv.base import ConvBase
-from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
-from dnnops.nnet.extra_axes import into_batch, no_results, sizes, with_extra_axes
+from dnnops.nnet.checks import CheckedValue
+from dnnops.nnet.extra_axes import into_batch, of_one_entry, sizes, with_extra_axes
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
@@ -33,83 +30,33 @@ from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, P
 __all__ = [
     "vectorize_activation",
     "vectorize_batchnorm",
-    "vectorize_conv",
+    "vectorize_check",
     "vectorize_ctc",
     "vectorize_disconnected",
     "vectorize_pool",
     "vectorize_window_norm",
 ]
 
-#: Roles of the two data operands and of the result of each Op.
-ROLES: dict[type, tuple[str, str, str]] = {
-    Conv: ("image", "filters", "image"),
-    ConvGradInputs: ("filters", "image", "image"),
-    ConvGradWeights: ("image", "image", "filters"),
-}
+_vectorize_one_condition: Any = _vectorize_node.dispatch(CheckAndRaise)
+
 NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
-
-
-def _into_channels(x: Any, extra: Sequence[Any]) -> Any:
-    batch, channels, *spatial = sizes(x)[len(extra) :]
-    count = prod(extra)
-    x = x.reshape((count, batch, channels, *spatial)).swapaxes(0, 1)
-    return x.reshape((batch, count * channels, *spatial))
-
-
-def _out_of_channels(x: Any, extra: Sequence[Any]) -> Any:
-    batch, channels, *spatial = sizes(x)
-    count = prod(extra)
-    x = x.reshape((batch, count, channels // count, *spatial)).swapaxes(0, 1)
-    return x.reshape((*extra, batch, channels // count, *spatial))
-
-
-@_vectorize_node.register(ConvBase)
-def vectorize_conv(op: ConvBase, node: Apply, *inputs: Any) -> Any:
-    """Merge extra axes of a convolution or its gradient into the batch or the channels."""
-    roles = ROLES.get(type(op))
-    data, shape = list(inputs[:2]), inputs[2:]
-    if roles is None or any(vector.type.ndim != 1 for vector in shape):
-        return vectorize_node_fallback(op, node, *inputs)
-    core = op.ndim + 2
-    if all(x.type.ndim == core for x in data):
-        return op.make_node(*inputs)
-    if "filters" in roles[:2] and data[roles.index("filters")].type.ndim == core:
-        image = data[roles.index("image")]
-        extra = sizes(image)[:-core]
-        folded = [
-            into_batch(x, extra) if role == "image" else x
-            for x, role in zip(data, roles, strict=False)
-        ]
-        out: Any = op(*folded, *shape)
-        return [out.reshape((*extra, sizes(image)[-core], *sizes(out)[1:]))]
-    extra, data = with_extra_axes(data, core)
-    if not all(isinstance(size, int) for size in extra):
-        return vectorize_node_fallback(op, node, *inputs)
-    if not all(size > 0 for size in extra):
-        return no_results(op, data, extra, *shape)
-    parameters = {name: getattr(op, name) for name in op.__props__}
-    parameters["num_groups"] *= prod(extra)
-    fold = {"image": _into_channels, "filters": into_batch}
-    folded = [fold[role](x, extra) for x, role in zip(data, roles, strict=False)]
-    grouped: Any = type(op)(**parameters)
-    out = grouped(*folded, *shape)
-    if roles[2] == "image":
-        return [_out_of_channels(out, extra)]
-    filters, *rest = sizes(out)
-    return [out.reshape((*extra, filters // prod(extra), *rest))]
 
 
 @_vectorize_node.register(PoolBase)
 def vectorize_pool(op: PoolBase, node: Apply, *inputs: Any) -> Any:
     """Merge extra axes of pooling or its gradient into the batch."""
     count = len(op.operands)
-    data, vectors = list(inputs[:count]), inputs[count:]
-    if type(op) not in POOLING or any(vector.type.ndim != 1 for vector in vectors):
+    if type(op) not in POOLING:
         return vectorize_node_fallback(op, node, *inputs)
+    data = list(inputs[:count])
+    where = type(op).__name__
+    vectors = [
+        of_one_entry(where, "a window's size, stride or padding", v, 1) for v in inputs[count:]
+    ]
     core = op.ndim + 2
     if all(x.type.ndim == core for x in data):
-        return op.make_node(*inputs)
+        return op.make_node(*data, *vectors)
     extra, data = with_extra_axes(data, core)
     out: Any = op(*(into_batch(x, extra) for x in data), *vectors)
     return [out.reshape((*extra, sizes(data[0])[-core], *sizes(out)[1:]))]
@@ -144,6 +91,17 @@ def vectorize_activation(op: Activation | ActivationGrad, node: Apply, *inputs: 
 def vectorize_disconnected(op: DisconnectedGrad, node: Apply, x: Any) -> Any:
     """Vectorize the identity that ends gradients, which PyTensor loops over."""
     return op.make_node(x)
+
+
+@_vectorize_node.register(CheckAndRaise)
+def vectorize_check(op: CheckAndRaise, node: Apply, x: Any, *conditions: Any) -> Any:
+    """Vectorize a check, which must hold for all entries.
+
+    PyTensor 3.0.7 takes a single condition only, and repeats `x` for its entries.
+    """
+    if len(conditions) == 1 and not isinstance(op, CheckedValue):
+        return _vectorize_one_condition(op, node, x, *conditions)
+    return op.make_node(x, *(pt.all(c) if c.type.ndim else c for c in conditions))
 
 
 @_vectorize_node.register(WindowNormBase)

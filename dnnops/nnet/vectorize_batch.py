@@ -20,7 +20,7 @@ from pytensor.tensor.blockwise import vectorize_node_fallback
 
 from dnnops.nnet.activation.softmax import SoftmaxGradBase, WholeSoftmax
 from dnnops.nnet.attention.op import AttentionBase
-from dnnops.nnet.extra_axes import into_batch, no_results, sizes, with_extra_axes
+from dnnops.nnet.extra_axes import into_batch, no_results, of_one_entry, sizes, with_extra_axes
 from dnnops.nnet.loss.cross_entropy import CrossEntropyBase, CrossEntropyGrad
 from dnnops.nnet.norm.group_norm import GroupNorm, GroupNormBase
 from dnnops.nnet.resample.spatial_transformer import (
@@ -236,9 +236,13 @@ def vectorize_spatial_transformer(op: Any, node: Apply, *inputs: Any) -> Any:
     if not _has_extra(node, inputs, range(len(inputs))):
         return op.make_node(*inputs)
     axes = [None if x.type.dtype == "int64" else 0 for x in node.inputs]
-    if _has_extra(node, inputs, [i for i, axis in enumerate(axes) if axis is None]):
-        return vectorize_node_fallback(op, node, *inputs)
-    return _merge_node(op, node, inputs, axes)
+    operands = [
+        of_one_entry(type(op).__name__, "out_shape", x, 1) if axis is None else x
+        for x, axis in zip(inputs, axes, strict=True)
+    ]
+    if not _has_extra(node, operands, range(len(inputs))):
+        return op.make_node(*operands)
+    return _merge_node(op, node, operands, axes)
 
 
 @_vectorize_node.register(SoftmaxGradBase)

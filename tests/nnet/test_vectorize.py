@@ -7,8 +7,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.blockwise import Blockwise
 
+from dnnops.errors import DnnValueError
 from dnnops.nnet import (
     AveragePoolGrad,
     BatchNormInference,
@@ -21,6 +23,7 @@ from dnnops.nnet import (
     MaxPoolGradGrad,
     Pool,
 )
+from tests.oracle import PERFORM_MODE
 
 PARAMETERS = {"border_mode": ((1, 0), (2, 1)), "subsample": (2, 1), "num_groups": 2}
 IMG, KERN, TOP = (3, 4, 6, 5), (6, 2, 2, 3), (3, 6, 3, 6)
@@ -92,9 +95,71 @@ def test_broadcast_axes(name):
     check(op, shapes, rest, [(1, 3), (2, 1), (3,)][: len(shapes)])
 
 
-def test_filters_whose_number_is_unknown_are_left_to_pytensor():
-    op, shapes, rest = CONV["conv"]
-    check(op, shapes, rest, [(2,), (2,)], static=False, loops=True)
+PERFORM = {"mode": PERFORM_MODE, "on_unused_input": "ignore"}
+
+
+def numpy_loops(outputs):
+    """Return the Ops of dnnops that PyTensor loops over in Python."""
+    return [
+        x.owner.op.core_op
+        for x in ancestors(outputs)
+        if x.owner is not None
+        and isinstance(x.owner.op, Blockwise)
+        and type(x.owner.op.core_op).__module__.startswith("dnnops")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("border", "flip"), [("half", True), ("full", False), (((1, 0), (2, 1)), True)]
+)
+def test_filters_whose_number_is_unknown(border, flip):
+    """Each image and each filter has its own extra axes; gradients of both, too."""
+    rng = np.random.default_rng(0)
+    op = Conv(2, border, (2, 1), flip, (1, 2), 2)
+    img, kern = (pt.tensor(shape=(None,) * 4) for _ in range(2))
+    out = op(img, kern)
+    outputs = [out, *pytensor.grad((out**3).sum(), [img, kern])]
+    one = pytensor.function([img, kern], outputs, **PERFORM)
+    images, filters = rng.standard_normal((3, 2, *IMG)), rng.standard_normal((3, 2, *KERN))
+    for of_images, of_filters in [((3, 2), (3, 2)), ((), (2,)), ((2,), ())]:
+        lead = (*of_images, *IMG), (*of_filters, *KERN)
+        xs, ks = (pt.tensor(shape=(None,) * len(shape)) for shape in lead)
+        vectorized = vectorize_graph(outputs, {img: xs, kern: ks})
+        assert not numpy_loops(vectorized)
+        many = pytensor.function([xs, ks], vectorized, **PERFORM)
+        batch = np.broadcast_shapes(of_images, of_filters)
+        x, k = images[(0,) * (2 - len(of_images))], filters[(0,) * (2 - len(of_filters))]
+        x, k = x[tuple(map(slice, of_images))], k[tuple(map(slice, of_filters))]
+        found = many(x, k)
+        wide = [np.broadcast_to(a, (*batch, *a.shape[-4:])) for a in (x, k)]
+        for i in np.ndindex(batch):
+            for result, expected in zip(found, one(*(a[i] for a in wide)), strict=True):
+                np.testing.assert_allclose(result[i], expected, rtol=1e-10, atol=1e-10)
+        empty = (0, *batch[1:])
+        found = many(*(a[:0] if a.ndim > 4 else a for a in (x, k)))
+        shapes = [a.shape for a in one(images[0, 0], filters[0, 0])]
+        assert [a.shape for a in found] == [(*empty, *shape) for shape in shapes]
+
+
+def test_sizes_that_entries_share():
+    """Sizes may depend on the sizes of images; others must be the same for all entries."""
+    x, xs = pt.tensor(shape=(None,) * 4), pt.tensor(shape=(None,) * 5)
+    sizes, several = pt.lvector(), pt.lmatrix()
+    whole = Pool(2, "max", True)(x, x.shape[2:], x.shape[2:], [0, 0])
+    part = Pool(2, "max", True)(x, sizes, sizes, [0, 0])
+    vectorized = vectorize_graph([whole, part], {x: xs, sizes: several})
+    assert not numpy_loops(vectorized)
+    function = pytensor.function([xs, several], vectorized, **PERFORM)
+    one = pytensor.function([x, sizes], [whole, part], **PERFORM)
+    values = np.random.default_rng(0).standard_normal((3, *IMG))
+    found = function(values, [[2, 3]] * 3)
+    for i in range(3):
+        for result, expected in zip(found, one(values[i], [2, 3]), strict=True):
+            np.testing.assert_array_equal(result[i], expected)
+    with pytest.raises(DnnValueError, match="must be the same for all entries"):
+        function(values, [[2, 3], [2, 3], [1, 3]])
+    function = pytensor.function([xs], vectorized[0], **PERFORM)
+    assert function(values[:0]).shape == (0, 3, 4, 1, 1)
 
 
 def test_other_sizes_are_refused():
