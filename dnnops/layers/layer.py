@@ -1,4 +1,4 @@
-"""The base class of layers: parameters, buffers, modes and stored states."""
+"""The base class of layers: calls, children, modes and stored states."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 
-from dnnops.arguments import host_array, shown, switch
+from dnnops.arguments import switch
 from dnnops.dtypes import HOST_FLOAT_DTYPES
-from dnnops.errors import DnnTypeError, DnnValueError, DnnWarning
+from dnnops.errors import DnnTypeError, DnnWarning
 from dnnops.hints import explained
-from dnnops.layers import places, saving
-from dnnops.layers.initializers import Initializer, generator
-from dnnops.layers.streams import Streams, generators_in, split_name
+from dnnops.layers import places, saving, states, tree
+from dnnops.layers.parameters import Parameterized
+from dnnops.layers.streams import Streams, generators_in
 from dnnops.nnet.streams import recording
 
 __all__ = ["Layer"]
 
 
-class Layer:
+class Layer(Parameterized):
     """A part of a network, with its parameters.
 
     A subclass calls ``super().__init__()``, makes its parameters with :meth:`parameter` and
@@ -77,19 +76,10 @@ class Layer:
     takes_own_dtype: ClassVar[bool] = False
 
     def __init__(self, dtype: str | None = None, rng: Any = None):
-        name = pytensor.config.floatX if dtype is None else dtype
-        if name not in HOST_FLOAT_DTYPES:
-            raise DnnTypeError(
-                f"{self._name()}: dtype must be one of {', '.join(HOST_FLOAT_DTYPES)}, "
-                f"got {shown(dtype)}"
-            )
-        self.dtype = str(name)
+        super().__init__(dtype, rng)
         self.training = True
         self.library = "abstract"
         self._place: Callable[[list[Any], list[Any]], list[Any]] | None = None
-        self.rng = generator(rng)
-        self._parameters: dict[str, SharedVariable] = {}
-        self._buffers: dict[str, SharedVariable] = {}
         self._updates: dict[SharedVariable, Variable] = {}
         self._streams = Streams()
 
@@ -97,9 +87,6 @@ class Layer:
         super().__init_subclass__(**options)
         if "__init__" in vars(cls):
             cls.__init__ = explained(cls.__init__)  # type: ignore[method-assign]
-
-    def _name(self) -> str:
-        return type(self).__name__
 
     def forward(self, *inputs: Any) -> Any:
         """Return the symbolic result of the layer for symbolic inputs."""
@@ -165,91 +152,6 @@ class Layer:
 
     # Parameters
 
-    def parameter(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        initializer: Initializer,
-        dtype: str | None = None,
-    ) -> Any:
-        """Make a shared variable that is trained, and the attribute `name` for it.
-
-        Parameters
-        ----------
-        name : str
-            Name of the attribute and of the variable.
-        shape : tuple of int
-            Static shape.
-        initializer : callable
-            Function of a generator and a shape that returns the initial value.
-        dtype : str, optional
-            Dtype, by default that of the layer.
-
-        Returns
-        -------
-        SharedVariable
-
-        Raises
-        ------
-        DnnTypeError
-            If `initializer` is not callable.
-        DnnValueError
-            If `name` is not an identifier, or is that of another attribute or method, or if the
-            initial value has another shape.
-        """
-        if not callable(initializer):
-            raise DnnTypeError(
-                f"{self._name()}: the initializer of {name} must be callable, "
-                f"got {shown(initializer)}"
-            )
-        shape = tuple(shape)
-        value = initializer(self.rng, shape)
-        return self._add(self._parameters, name, value, shape, dtype or self.dtype)
-
-    def buffer(self, name: str, value: Any, dtype: str | None = None) -> Any:
-        """Make a shared variable that is stored but not trained; see :meth:`parameter`."""
-        return self._add(self._buffers, name, value, np.shape(value), dtype or self.dtype)
-
-    def _add(
-        self,
-        kind: dict[str, SharedVariable],
-        name: str,
-        value: Any,
-        shape: tuple[int, ...],
-        dtype: str,
-    ) -> Any:
-        if not name.isidentifier() or getattr(self, name, None) is not None:
-            raise DnnValueError(f"{self._name()}: {name!r} cannot be the name of a parameter")
-        array = np.asarray(value, dtype=dtype)
-        if array.shape != shape:
-            raise DnnValueError(
-                f"{self._name()}: the initial value of {name} must have shape {shape}, "
-                f"got {array.shape}"
-            )
-        variable = pytensor.shared(array, name=name, shape=shape)
-        setattr(self, name, variable)
-        kind[name] = variable
-        return variable
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        for kind in (vars(self).get("_parameters"), vars(self).get("_buffers")):
-            if kind and name in kind:
-                self._replace(kind, name, value)
-        super().__setattr__(name, value)
-
-    def _replace(self, kind: dict[str, SharedVariable], name: str, value: Any) -> None:
-        """Register another variable, or None, that is assigned to a parameter."""
-        old = kind[name]
-        if value is None:
-            del kind[name]
-        elif isinstance(value, SharedVariable) and value.type.shape == old.type.shape:
-            kind[name] = value
-        else:
-            raise DnnValueError(
-                f"{self._name()}: {name} must be None or a shared variable of shape "
-                f"{old.type.shape}, got {shown(value)}"
-            )
-
     def __getstate__(self) -> dict[str, Any]:
         # New running averages are variables of a graph.
         return {**vars(self), "_updates": {}}
@@ -259,50 +161,24 @@ class Layer:
         """Whether calls in training draw random numbers."""
         return bool(self._streams)
 
-    def draw_seed(self) -> int:
-        """Return a new seed for a random layer."""
-        return int(self.rng.integers(2**63))
-
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Yield the names and layers that this layer consists of.
 
         The entries of a list have the names ``list.0``, ``list.1`` and so on.
         """
         for name, value in vars(self).items():
-            yield from _layers_in(name, value)
+            yield from tree.layers_in(Layer, name, value)
 
     def modules(self) -> Iterator[tuple[str, Layer]]:
         """Yield this layer with an empty name, and all layers within it; each only once."""
-        seen: set[int] = set()
-        waiting: list[tuple[str, Layer]] = [("", self)]
-        while waiting:
-            prefix, layer = waiting.pop(0)
-            if id(layer) in seen:
-                continue
-            seen.add(id(layer))
-            yield prefix, layer
-            dot = f"{prefix}." if prefix else ""
-            waiting[:0] = [(dot + name, child) for name, child in layer.children()]
+        yield from tree.modules(self)
 
     def aliases(self) -> dict[str, str]:
         """Return the first prefix of layers that occur more than once, by each other prefix.
 
         PyTorch's states have the entries of such a layer under all of its names.
         """
-        first: dict[int, str] = {}
-        found: dict[str, str] = {}
-
-        def visit(prefix: str, layer: Layer, above: tuple[int, ...]) -> None:
-            if id(layer) in above:
-                return
-            known = first.setdefault(id(layer), prefix)
-            if known != prefix:
-                found[prefix] = known
-            for name, child in layer.children():
-                visit(f"{prefix}{name}.", child, (*above, id(layer)))
-
-        visit("", self, ())
-        return found
+        return tree.aliases(self)
 
     def named_parameters(self) -> dict[str, SharedVariable]:
         """Return the trained shared variables by dotted name, those of all children included.
@@ -312,7 +188,7 @@ class Layer:
         found: dict[str, SharedVariable] = {}
         seen: set[SharedVariable] = set()
         for prefix, layer in self.modules():
-            for name, value in layer._parameters.items():
+            for name, value in layer.own_parameters().items():
                 if value not in seen:
                     seen.add(value)
                     found[f"{prefix}.{name}" if prefix else name] = value
@@ -361,28 +237,6 @@ class Layer:
 
     # States
 
-    def state_entries(self) -> dict[str, SharedVariable]:
-        """Return the parameters and buffers of this layer without its children, by name."""
-        return {**self._parameters, **self._buffers}
-
-    def own_state(self) -> dict[str, np.ndarray]:
-        """Return copies of the values of :meth:`state_entries`, as they are stored."""
-        return {name: np.array(v.get_value()) for name, v in self.state_entries().items()}
-
-    def own_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of :meth:`own_state`."""
-        return {name: tuple(v.type.shape) for name, v in self.state_entries().items()}
-
-    def state_dtype(self, name: str) -> str:
-        """Return the dtype of an entry of :meth:`own_state`."""
-        return self.state_entries()[name].type.dtype
-
-    def set_own_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Set the values of :meth:`own_state`, whose shapes have been checked."""
-        entries = self.state_entries()
-        for name, value in state.items():
-            entries[name].set_value(value.astype(entries[name].type.dtype))
-
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return copies of all parameters, buffers and states of random streams by dotted name.
 
@@ -425,46 +279,24 @@ class Layer:
         states; values under the others are accepted if they are equal.
         """
         where = f"{self._name()}.load_state_dict"
-        if not isinstance(state, Mapping):
-            raise DnnTypeError(f"{where}: state must be a mapping, got {shown(state)}")
-        arrays = {name: host_array(where, name, value) for name, value in state.items()}
-        wanted: dict[str, tuple[Layer, str, tuple[int, ...]]] = {}
-        for prefix, layer in self.modules():
-            for name, shape in layer.own_shapes().items():
-                wanted[f"{prefix}.{name}" if prefix else name] = layer, name, shape
-        arrays = self._without_aliases(arrays)
         layers = dict(self.modules())
-        drawn: dict[str, dict[int, np.ndarray]] = {}
-        wrong = []
-        for name in list(arrays):
-            prefix, number = split_name(name)
-            if number is not None and prefix in layers:
-                drawn.setdefault(prefix, {})[number] = arrays.pop(name)
-                if problem := layers[prefix]._streams.problem(number, drawn[prefix][number]):
-                    wrong.append(f"{name} {problem}")
-        wrong += [
-            f"{name} has shape {arrays[name].shape}, expected {shape}"
-            for name, (_, _, shape) in wanted.items()
-            if name in arrays and arrays[name].shape != shape
-        ]
-        wrong += [
-            f"{name} has numbers that {layer.state_dtype(own)} cannot represent"
-            for name, (layer, own, _) in wanted.items()
-            if name in arrays and _overflows(arrays[name], layer.state_dtype(own))
-        ]
-        if switch(where, "strict", strict):
-            wrong += [f"{name} is missing" for name in wanted if name not in arrays]
-            wrong += [f"{name} is unknown" for name in arrays if name not in wanted]
-        if wrong:
-            raise DnnValueError("\n  ".join([f"{where}: the state does not fit:", *wrong]))
+        owners: dict[str, tuple[Layer, str]] = {}
+        entries: dict[str, states.Entry] = {}
+        for prefix, layer in layers.items():
+            for own_name, shape in layer.own_shapes().items():
+                name = f"{prefix}.{own_name}" if prefix else own_name
+                owners[name] = layer, own_name
+                entries[name] = states.Entry(shape, layer.state_dtype(own_name))
+        streams = {prefix: layer._streams for prefix, layer in layers.items()}
+        arrays, drawn = states.fitted(where, state, strict, entries, streams, self.aliases())
         parts: dict[int, tuple[Layer, dict[str, np.ndarray]]] = {}
-        for name, (layer, own_name, _) in wanted.items():
+        for name, (layer, own_name) in owners.items():
             if name in arrays:
                 parts.setdefault(id(layer), (layer, {}))[1][own_name] = arrays[name]
         for layer, values in parts.values():
             layer.set_own_state(values)
-        for prefix, states in drawn.items():
-            layers[prefix]._streams.set(states)
+        for prefix, found in drawn.items():
+            layers[prefix]._streams.set(found)
         others = [prefix for prefix, layer in layers.items() if layer.is_random and layer.training]
         if strict and (others := [prefix for prefix in others if prefix not in drawn]):
             warnings.warn(
@@ -473,21 +305,6 @@ class Layer:
                 DnnWarning,
                 stacklevel=2,
             )
-
-    def _without_aliases(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the state with first names in the place of others with the same values."""
-        kept = dict(arrays)
-        aliases = self.aliases()
-        for name, value in arrays.items():
-            for alias, prefix in aliases.items():
-                if not name.startswith(alias):
-                    continue
-                own = prefix + name.removeprefix(alias)
-                if own not in kept:
-                    kept[own] = kept.pop(name)
-                elif own != name and np.array_equal(kept[own], value, equal_nan=True):
-                    kept.pop(name, None)
-        return kept
 
     def save(self, path: str | Path) -> None:
         """Write :meth:`state_dict` to a file in the safetensors format.
@@ -529,23 +346,3 @@ class Layer:
 
     def __repr__(self) -> str:
         return f"{self.prefix()}.{self._name()}{self.describe()}"
-
-
-def _overflows(value: np.ndarray, dtype: str) -> bool:
-    """Return whether a cast to a floating-point dtype makes finite numbers infinite."""
-    if np.dtype(dtype).kind != "f" or value.dtype.kind not in "iuf":
-        return False
-    largest = np.finfo(dtype).max
-    return bool((np.isfinite(value) & (np.abs(value) > largest)).any())
-
-
-def _layers_in(name: str, value: Any) -> Iterator[tuple[str, Layer]]:
-    """Yield the layers in the value of an attribute, with their names."""
-    if isinstance(value, Layer):
-        yield name, value
-    elif isinstance(value, (list, tuple)):
-        for number, entry in enumerate(value):
-            yield from _layers_in(f"{name}.{number}", entry)
-    elif isinstance(value, dict):
-        for key, entry in value.items():
-            yield from _layers_in(f"{name}.{key}", entry)
