@@ -29,6 +29,7 @@ from dnnops.nnet.resample.spatial_transformer import (
     SpatialTransformerGridGrad,
 )
 from dnnops.nnet.rnn.op import RNNBase, RNNForward
+from dnnops.nnet.validate import accumulator_dtype
 
 __all__ = [
     "vectorize_attention",
@@ -140,33 +141,20 @@ def vectorize_cross_entropy(op: CrossEntropyBase, node: Apply, *inputs: Any) -> 
 def vectorize_group_norm(op: GroupNormBase, node: Apply, *inputs: Any) -> Any:
     """Merge extra axes of group normalization into the batch, or into channels and groups.
 
-    The latter keeps the parameters of entries, and the gradients with respect to them, apart.
-    PyTensor's loop does so if the sizes of the extra axes are not known.
+    The latter keeps the parameters of entries, and the gradients with respect to them, apart. If
+    the number of groups is not known, the parameters are applied outside the Op.
     """
     is_data = [name not in op.parameter_operands for name in op.operands]
     if not _has_extra(node, inputs, range(len(inputs))):
         return op.make_node(*inputs)
     are_shared = not _has_extra(node, inputs, [i for i, data in enumerate(is_data) if not data])
-    axes = [0 if data else None for data in is_data]
     if isinstance(op, GroupNorm) and are_shared:
-        return _merge_node(op, node, inputs, axes)
+        return _merge_node(op, node, inputs, [0 if data else None for data in is_data])
     cores = [x.type.ndim for x in node.inputs]
     extra, spread = with_extra_axes(inputs, *cores)
     if not all(isinstance(size, int) for size in extra):
-        loop: Any = vectorize_node_fallback(op, node, *inputs)
-        if not are_shared:
-            return loop
-        by_data = [i for i, data in enumerate(op.data_results) if data]
-
-        def gradients(*given: Any) -> list[Any]:
-            outputs = op.make_node(*given).outputs
-            return [outputs[i] for i in by_data]
-
-        merged = iter(_merge(gradients, node, inputs, axes, [0] * len(by_data)))
-        return [
-            next(merged) if data else out
-            for out, data in zip(loop.outputs, op.data_results, strict=True)
-        ]
+        results = _with_own_parameters(op, extra, dict(zip(op.operands, spread, strict=True)))
+        return [pt.cast(z, y.type.dtype) for z, y in zip(results, node.outputs, strict=True)]
     if 0 in extra:
         return no_results(op, spread, extra)
     lead, count = len(extra), prod(extra)
@@ -183,6 +171,28 @@ def vectorize_group_norm(op: GroupNormBase, node: Apply, *inputs: Any) -> Any:
         apart = out.reshape((*batch, *extra, channels // count, *rest))
         results.append(pt.moveaxis(apart, 0, lead) if data else apart)
     return results
+
+
+def _with_own_parameters(op: GroupNormBase, extra: Sequence[Any], given: Any) -> list[Any]:
+    """Normalize with parameters of 1 and 0, and apply those of each entry, or differentiate."""
+    lead, shape = len(extra), sizes(given["x"])
+    wide = accumulator_dtype(given["x"].type.dtype).name
+    given = {name: pt.cast(x, wide) for name, x in given.items()}
+    ones, zeros = (fill((shape[lead + 1],), dtype=wide) for fill in (pt.ones, pt.zeros))
+    merged = into_batch(given["x"], extra)
+    normalize: Any = GroupNorm(op.num_groups, op.epsilon)
+    normalized = normalize(merged, ones, zeros).reshape(shape)
+
+    def per_channel(x: Any) -> Any:
+        return x.dimshuffle(*range(lead), "x", lead, *"x" * (len(shape) - lead - 2))
+
+    if isinstance(op, GroupNorm):
+        return [normalized * per_channel(given["gamma"]) + per_channel(given["beta"])]
+    gy = given["gy"]
+    by_normalized = into_batch(gy * per_channel(given["gamma"]), extra)
+    dx: Any = op.make_node(merged, ones, by_normalized).outputs[0]
+    axes = [lead, *range(lead + 2, len(shape))]
+    return [dx.reshape(shape), (gy * normalized).sum(axis=axes), gy.sum(axis=axes)]
 
 
 @_vectorize_node.register(RNNBase)

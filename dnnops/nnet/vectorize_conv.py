@@ -134,11 +134,11 @@ def _with_patches(op: ConvBase, extra: Sequence[Any], data: Sequence[Any], shape
         return reshaped(products, (*extra, sizes(tops)[lead + 1], channels, *spatial))
     filters, tops = data
     batch, _, *outer = sizes(tops)[lead:]
-    per_group, *spatial = sizes(filters)[lead + 1 :]
+    per_group, *taps = sizes(filters)[lead + 1 :]
     products = grouped_filters(filters).swapaxes(-1, -2) @ grouped_images(tops)
     channels = per_group * groups
-    found = reshaped(products, (entries * batch * channels, prod(spatial), *outer))
-    images = ConvGradInputs(**single)(separate(spatial), found, *shape)
+    found = reshaped(products, (entries * batch * channels, prod(taps), *outer))
+    images = ConvGradInputs(**single)(separate(taps), found, *shape)
     return reshaped(images, (*extra, batch, channels, *sizes(images)[2:]))
 
 

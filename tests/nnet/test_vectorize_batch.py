@@ -202,18 +202,35 @@ def test_extra_axes(name):
     places = CASES[name][2]
     check(name, places, BATCHES)
     check(name, places, (0, 2))
-    # Parameters of group normalization that are shared are summed over one entry.
-    check(name, places if name == "GroupNormGrad" else places[:1], (2,))
-    if not name.startswith("GroupNorm"):
+    check(name, places[:1], (2,))
+    check(name, places, BATCHES, static=False)
+    check(name, places, (3, 0), static=False)
+
+
+@pytest.mark.parametrize("places", [[0], [1], [0, 2], [2]])
+def test_some_operands_of_group_norm(places):
+    """Parameters that entries share have a gradient for each entry."""
+    for name in ("GroupNorm", "GroupNormGrad"):
         check(name, places, BATCHES, static=False)
-        check(name, places, (3, 0), static=False)
+        check(name, places, (0,), static=False)
+        check(name, places, (2,))
 
 
-def test_shared_parameters_of_group_norm():
-    check("GroupNorm", [0], BATCHES, static=False)
-    check("GroupNorm", [0], (0,), static=False)
-    check("GroupNormGrad", [0, 2], BATCHES, static=False, results=[0])
-    check("GroupNormGrad", [2], (0,), static=False, results=[0])
+def test_group_norm_of_float16():
+    """The parameters are float32, and products and sums, too."""
+    x, gamma, gy = (normal(*a.shape, dtype="float16") for a in (*OF_GROUPS[:2], OF_GROUPS[0]))
+    gamma = gamma.astype("float32")
+    x *= 30
+    variables = [pt.tensor(dtype=a.dtype, shape=(None,) * a.ndim) for a in (x, gamma, gy)]
+    xs = pt.tensor(dtype="float16", shape=(None,) * 4)
+    outputs = GroupNormGrad(2).make_node(*variables).outputs
+    vectorized = vectorize_graph(outputs, {variables[0]: xs})
+    assert [v.type.dtype for v in vectorized] == ["float16", "float32", "float32"]
+    function = pytensor.function([xs, *variables[1:]], vectorized, mode=PERFORM_MODE)
+    found = function(np.stack([x, 2 * x]), gamma, gy)
+    wanted = forward(GroupNormGrad(2), *(a.astype("float64") for a in (x, gamma, gy)))
+    for result, expected, error in zip(found, wanted, (2e-3, 1e-6, 1e-6), strict=True):
+        np.testing.assert_allclose(result[0], expected, rtol=error, atol=error)
 
 
 def test_filters_with_an_axis_of_size_zero():
