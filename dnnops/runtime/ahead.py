@@ -201,10 +201,13 @@ def _compile_str(*args: Any, **kwargs: Any) -> Any:
         job = _pending.pop(_identity(kwargs), None)
     if job is None or not _moved(job, Path(kwargs["location"])):
         return _original(*args, **kwargs)
-    Path(kwargs["location"], "__init__.py").touch()
-    return dlimport(
-        os.path.join(kwargs["location"], f"{kwargs['module_name']}.{get_lib_extension()}")
-    )
+    location = Path(kwargs["location"])
+    (location / "__init__.py").touch()
+    try:
+        return dlimport(str(location / f"{kwargs['module_name']}.{get_lib_extension()}"))
+    except ImportError as error:  # another process shared a file that a power failure damaged
+        _log.debug("a module that was compiled ahead cannot be loaded: %r", error)
+        return _original(*args, **kwargs)
 
 
 def _moved(job: Future[Path], location: Path) -> bool:

@@ -27,7 +27,7 @@ __all__ = ["compile_once", "remove_old_modules", "shared_folder"]
 #: PyTensor's cache.
 KEPT_S = 3600.0
 #: Names of modules, of their locks and of folders in which they are made. Nothing else is removed.
-_MADE = re.compile(r"[0-9a-f]{32}(\.lock|\.[0-9a-f]{16}\.tmp)?|dnnops_\w+")
+_MADE = re.compile(r"[0-9a-f]{32}(\.lock|\.tmp)?|dnnops_\w+")
 
 
 def shared_folder(compiledir: Path) -> Path | None:
@@ -76,7 +76,7 @@ def compile_once(folder: Path, identity: str, compiled: Callable[[Path], None], 
         compiled(into)
         # The files become visible to others all at once. Without a place to store them, for example
         # on a full disk, this process goes on with its own.
-        scratch = folder / f"{stored.name}.{secrets.token_hex(8)}.tmp"
+        scratch = _temporary(folder)
         with suppress(OSError):
             try:
                 shutil.copytree(into, scratch, copy_function=_link)
@@ -97,18 +97,24 @@ def remove_old_modules(folder: Path) -> None:
                 if path.suffix == ".lock":
                     path.unlink()
                 elif path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    # Another name first, since this process may be killed while it removes files.
+                    shutil.rmtree(path.rename(_temporary(folder)))
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f"{secrets.token_hex(16)}.tmp"
 
 
 def _copied(stored: Path, into: Path) -> bool:
-    """Copy the files of a stored module; return False if it is not stored."""
+    """Copy the files of a stored module; return False if it is not stored, or lost its files."""
     try:
         os.utime(stored)
-        for file in stored.iterdir():
+        files = list(stored.iterdir())
+        for file in files:
             _link(file, into / file.name)
     except OSError:
         return False
-    return True
+    return bool(files)
 
 
 def _link(source: str | Path, target: str | Path) -> None:

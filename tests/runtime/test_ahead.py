@@ -9,12 +9,12 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pytensor import config
-from pytensor.link.c.cmodule import GCC_compiler
+from pytensor.link.c.cmodule import GCC_compiler, get_lib_extension
 
 from dnnops.runtime import ahead
 
@@ -115,6 +115,20 @@ def test_compilation_that_fails_is_left_to_pytensor(tmp_path, monkeypatch):
         monkeypatch.setitem(ahead._pending, ahead._identity(arguments), job)
         assert ahead._compile_str(**arguments, location=str(location)) == "module"
     assert attempts == [str(tmp_path / "ahead"), str(location)]
+
+
+def test_a_damaged_module_of_another_process_is_compiled_again(tmp_path, monkeypatch):
+    """As a power failure leaves it: PyTensor's own modules are made again, too."""
+    source, location = tmp_path / "source", tmp_path / "location"
+    for folder in (source, location):
+        folder.mkdir()
+    (source / f"same.{get_lib_extension()}").touch()
+    arguments = dict.fromkeys(ahead._ARGUMENTS, "same")
+    job: Future[Path] = Future()
+    job.set_result(source)
+    monkeypatch.setattr(ahead, "_original", lambda **arguments: "module")
+    monkeypatch.setitem(ahead._pending, ahead._identity(arguments), job)
+    assert ahead._compile_str(**arguments, location=str(location)) == "module"
 
 
 def test_a_module_is_awaited_before_pytensor_locks_its_cache(monkeypatch):

@@ -137,6 +137,38 @@ def test_only_unused_modules_are_removed(tmp_path):
     assert (tmp_path / "old" / "module.so").exists()
 
 
+def test_a_process_killed_while_it_removes_a_module_leaves_none_without_files(
+    tmp_path, monkeypatch
+):
+    folder = shared_folder(tmp_path)
+    compile_in(folder, tmp_path / "1", "module", [])
+    old = time.time() - KEPT_S - 1
+    for path in folder.iterdir():
+        os.utime(path, (old, old))
+
+    def killed(path, **kwargs):
+        for file in path.iterdir():
+            file.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            remove_old_modules(folder)
+    calls: list[str] = []
+    assert compile_in(folder, tmp_path / "2", "module", calls) == b"module"
+    for stored in folder.glob("?" * 32):  # as an earlier version, or a user, might leave it
+        for file in stored.iterdir():
+            file.unlink()
+    assert compile_in(folder, tmp_path / "3", "module", calls) == b"module"
+    assert compile_in(folder, tmp_path / "4", "module", calls) == b"module"
+    assert calls == ["module"] * 2
+    for path in folder.iterdir():
+        os.utime(path, (old, old))
+    remove_old_modules(folder)
+    assert not list(folder.iterdir())
+
+
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path):
     folder = shared_folder(tmp_path)
     assert folder.stat().st_mode & 0o777 == 0o700
