@@ -346,3 +346,7 @@ class Layer(Parameterized):
 
     def __repr__(self) -> str:
         return f"{self.prefix()}.{self._name()}{self.describe()}"
+
+
+# __init_subclass__ does it for subclasses.
+Layer.__init__ = explained(Layer.__init__)  # type: ignore[method-assign]
