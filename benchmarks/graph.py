@@ -21,7 +21,7 @@ import numpy as np
 
 import dnnops.graph
 from dnnops import libcudnn
-from dnnops.gpu.base import cudnn_status
+from dnnops.gpu.library import cudnn_status
 from dnnops.graph.execution import ExecutableGraph
 from dnnops.graph.tensors import strides_of
 

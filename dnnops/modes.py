@@ -187,7 +187,7 @@ class DnnMode(Mode):
         return _QuickPasses(database.query(query.including(*tags)))
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.gpu.base import cudnn_usable
+        from dnnops.gpu.library import cudnn_usable
 
         return ("gpu", "cudnn") if cudnn_usable(_device())[0] else ("onednn",)
 
@@ -201,7 +201,7 @@ class CudnnMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.gpu.base import cudnn_usable
+        from dnnops.gpu.library import cudnn_usable
 
         usable, reason = cudnn_usable(_device())
         if not usable:
@@ -217,7 +217,7 @@ class DeviceMode(DnnMode):
     """
 
     def _backend_tags(self) -> tuple[str, ...]:
-        from dnnops.gpu.base import cudnn_usable
+        from dnnops.gpu.library import cudnn_usable
 
         usable, reason = cudnn_usable(_device())
         if usable:

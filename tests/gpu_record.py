@@ -78,7 +78,7 @@ def describe_device() -> dict[str, str]:
     import pytensor
 
     import dnnops
-    from dnnops.gpu.base import cudnn_status
+    from dnnops.gpu.library import cudnn_status
 
     runtime = cupy.cuda.runtime
     try:

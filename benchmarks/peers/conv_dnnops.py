@@ -23,8 +23,8 @@ from benchmarks.peers.conv_turns import ITEM_SIZE, KEPT_BYTES, OPERANDS, ConvTas
 from dnnops.cpu.conv import OneDnnConv, OneDnnConvGradInputs, OneDnnConvGradWeights
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.gpu.algorithms import clear_cache, last_plan
-from dnnops.gpu.base import check_cudnn, free_workspaces
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.library import check_cudnn, free_workspaces
 from dnnops.runtime.op import MAX_NDIM, raise_status
 
 _OPS: dict[str, dict[str, type]] = {

@@ -166,7 +166,7 @@ class GpuStep(Step):
         """Return memory to the device."""
         import cupy
 
-        from dnnops.gpu.base import free_workspaces
+        from dnnops.gpu.library import free_workspaces
 
         # Nodes keep small results, such as states, for their next call. A call without sequences
         # makes them empty, so that they do not count as memory of later cases.

@@ -21,7 +21,7 @@ from dnnops.capture.replay import Replay
 from dnnops.capture.schedule import Role, Schedule, taken_as_numbers
 from dnnops.capture.staging import uploads_of
 from dnnops.errors import DnnNotSupportedError
-from dnnops.gpu.base import free_workspaces
+from dnnops.gpu.library import free_workspaces
 from dnnops.gpuarray.op import is_on_device
 from dnnops.runtime.lifetimes import chain, declared_origins, releases
 

@@ -205,7 +205,7 @@ def check_engines() -> int:
     DnnUnavailableError
         If there is no GPU, or cuDNN cannot be used.
     """
-    from dnnops.gpu.base import cudnn_usable, cudnn_version
+    from dnnops.gpu.library import cudnn_usable, cudnn_version
 
     usable, reason = cudnn_usable(0)
     if not usable:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dnnops.arguments import switch
 from dnnops.errors import DnnError, DnnUnavailableError, DnnValueError
-from dnnops.gpu.base import cudnn_usable, cudnn_version
+from dnnops.gpu.library import cudnn_usable, cudnn_version
 from dnnops.gpuarray.device import check_device, default_device, device_from_target
 from dnnops.runtime.build import CUDNN
 

@@ -14,7 +14,6 @@ from dnnops.compat import inferred_shapes, shape_inference
 from dnnops.dtypes import compute_dtype
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.gpu.base import (
-    GPU_KERNELS,
     TAKES_CHANNELS_LAST,
     TAKES_CONTIGUOUS,
     CudnnOp,
@@ -22,6 +21,7 @@ from dnnops.gpu.base import (
     device_operands,
     gradient_like,
 )
+from dnnops.gpu.library import GPU_KERNELS
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType

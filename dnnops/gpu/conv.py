@@ -28,9 +28,10 @@ from dnnops.gpu.algorithms import (
     precision_word,
     read_workspace_limit,
 )
-from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.conv_padding import is_asymmetric, padded_explicitly
 from dnnops.gpu.descriptors import apply_described, is_described, output_shape
+from dnnops.gpu.library import GPU_CUDNN
 from dnnops.gpuarray.layout import MEMORY_FORMATS
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv.base import ConvBase

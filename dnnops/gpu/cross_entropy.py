@@ -13,8 +13,9 @@ import dnnops.gpu.kernels  # noqa: F401 - both register what C code calls
 from dnnops.arguments import switch
 from dnnops.dtypes import HALF_DTYPES
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import GPU_KERNELS, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuExpressionOp
+from dnnops.gpu.library import GPU_KERNELS
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType

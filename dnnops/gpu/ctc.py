@@ -10,7 +10,8 @@ from pytensor.graph.basic import Apply
 
 import dnnops.gpu.deferred  # noqa: F401  registers what C code calls
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.library import GPU_KERNELS
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu, to_device
 from dnnops.gpuarray.type import GpuArrayType

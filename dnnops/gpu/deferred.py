@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from dnnops.gpu.base import interrupt_later
+from dnnops.gpu.library import interrupt_later
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.headers import GPU, callback
 

@@ -11,8 +11,9 @@ from pytensor.graph.basic import Apply, Variable
 import dnnops.gpu.deferred
 import dnnops.gpu.kernels  # noqa: F401 - both register what C code calls
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import GPU_KERNELS, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.descriptors import GpuDnnDropoutDesc
+from dnnops.gpu.library import GPU_KERNELS
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from dnnops.errors import DnnError
-from dnnops.gpu.base import interrupt_later
+from dnnops.gpu.library import interrupt_later
 from dnnops.runtime.build import CUDNN, c_code_dir
 from dnnops.runtime.headers import GPU, callback
 

@@ -8,8 +8,9 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import GPU_CUDNN, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.gpu.library import GPU_CUDNN
 from dnnops.nnet.norm.lrn import LRN, LRNGrad
 from dnnops.nnet.norm.window_base import WindowNormBase
 from dnnops.nnet.validate import merge_shapes, named_operands

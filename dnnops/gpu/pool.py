@@ -9,7 +9,8 @@ from pytensor.graph.basic import Apply, Variable
 
 from dnnops.arguments import one_of, switch_or_flag
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.library import GPU_CUDNN
 from dnnops.gpu.pool_kernels import (
     GpuMaxPoolGradGrad,
     GpuPoolGradOperands,

@@ -19,8 +19,9 @@ from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Variable
 
 from dnnops.dtypes import DTYPE_CODES
-from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpu.kernels import kernel_source
+from dnnops.gpu.library import GPU_CUPY
 from dnnops.gpuarray.op import GpuOp, infer_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.pool.geometry import MAX_DETERMINISTIC

@@ -13,8 +13,9 @@ from pytensor.tensor.shape import Shape_i
 
 from dnnops.config import flag_value
 from dnnops.errors import DnnTypeError
-from dnnops.gpu.base import CUDNN, GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuExpressionOp
+from dnnops.gpu.library import GPU_CUDNN
 from dnnops.gpuarray.transfer import as_gpuarray_variable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.rnn.op import (

@@ -11,8 +11,9 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.gpu.base import GPU_CUDNN, CudnnOp, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.gpu.library import GPU_CUDNN
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad, WholeSoftmax
 from dnnops.nnet.validate import is_int, merge_shapes, named_operands, one_of
 from dnnops.runtime.axes import neighboring_axes

@@ -18,8 +18,9 @@ from pytensor.tensor import as_tensor_variable
 from dnnops.arguments import switch_or_flag
 from dnnops.dtypes import FLOAT_DTYPES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError
-from dnnops.gpu.base import GPU_KERNELS, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
 from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.gpu.library import GPU_KERNELS
 from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected

@@ -14,7 +14,8 @@ import numpy as np
 from pytensor.graph.basic import Apply
 
 from dnnops.dtypes import numpy_dtype
-from dnnops.gpu.base import GPU_CUPY, as_gradient, device_operands, gradient_like
+from dnnops.gpu.base import as_gradient, device_operands, gradient_like
+from dnnops.gpu.library import GPU_CUPY
 from dnnops.gpuarray.op import GpuOp
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.window_base import WindowSum, window_sides

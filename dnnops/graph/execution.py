@@ -22,7 +22,7 @@ from dnnops.errors import (
     DnnUnavailableError,
     DnnValueError,
 )
-from dnnops.gpu.base import StreamAddress
+from dnnops.gpu.library import StreamAddress
 from dnnops.graph.devices import current_device, default_handle, get_stream
 from dnnops.graph.names import as_data_type, build_plan_policy, dtype_of
 from dnnops.graph.plan import Plan, reason_of

@@ -19,15 +19,9 @@ from dnnops.compat import shape_inference
 from dnnops.cpu.base import CPU
 from dnnops.dtypes import DTYPE_CODES, FLOAT_DTYPES, host_dtype
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
-from dnnops.gpu.base import (
-    GPU_CUDNN,
-    ONLY_ALIGNED,
-    TAKES_CHANNELS_LAST,
-    TAKES_CONTIGUOUS,
-    cudnn_status,
-    device_operand,
-)
+from dnnops.gpu.base import ONLY_ALIGNED, TAKES_CHANNELS_LAST, TAKES_CONTIGUOUS, device_operand
 from dnnops.gpu.derivatives import GpuAbstractOp
+from dnnops.gpu.library import GPU_CUDNN, cudnn_status
 from dnnops.gpuarray.device import default_device, on_device
 from dnnops.gpuarray.op import infer_device, is_on_device
 from dnnops.gpuarray.transfer import cast

@@ -15,7 +15,7 @@ from dnnops.arguments import one_of, shown
 from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnUnavailableError
 from dnnops.gpu.activation import GpuDnnActivation
-from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.library import cudnn_usable
 from dnnops.gpuarray.device import default_device
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu

@@ -133,9 +133,9 @@ def _gpu_case(
     params: dict[str, Any], settings: dict[str, Any], common: dict[str, Any], number: int
 ) -> GpuCase:
     from dnnops.gpu.algorithms import check_precision
-    from dnnops.gpu.base import check_cudnn
     from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
     from dnnops.gpu.conv_padding import is_asymmetric
+    from dnnops.gpu.library import check_cudnn
 
     classes = {
         "forward": GpuDnnConv,
@@ -166,7 +166,7 @@ def _gpu_case(
 def _device_number(device: Any) -> int | None:
     """Return the number of the CUDA device, or None for the CPU."""
     if device is None:
-        from dnnops.gpu.base import cudnn_usable
+        from dnnops.gpu.library import cudnn_usable
 
         number = default_device()
         usable, _ = cudnn_usable(number)

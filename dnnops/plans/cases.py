@@ -257,7 +257,7 @@ class GpuCase(PlanCase):
         return EnergyMeter(self._number)
 
     def library(self) -> str:
-        from dnnops.gpu.base import cudnn_version
+        from dnnops.gpu.library import cudnn_version
 
         with on_device(self._number) as cupy:
             name = cupy.cuda.runtime.getDeviceProperties(self._number)["name"].decode()

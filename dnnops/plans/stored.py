@@ -15,8 +15,8 @@ from typing import Any
 from dnnops.dtypes import DTYPE_NAMES
 from dnnops.errors import DnnError
 from dnnops.gpu.algorithms import DIRECTIONS, AlgorithmChoice, parse_algorithm
-from dnnops.gpu.base import interrupt_later
 from dnnops.gpu.kernels import kernels_version
+from dnnops.gpu.library import interrupt_later
 from dnnops.plans.cache import CachedChoice, CachedPlan, plan_cache
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.headers import GPU, callback, structure

@@ -238,7 +238,7 @@ def test_missing_arguments(capsys: Output):
 
 
 def test_a_device_that_is_not_there(capsys: Output, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: f"no cuda{device}")
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_status", lambda device: f"no cuda{device}")
     assert main(["algos", *SHAPES, "--device", "cuda7"]) == 1
     assert capsys.readouterr().err == ("dnnops algos: cuDNN cannot be used on cuda7: no cuda7\n")
 

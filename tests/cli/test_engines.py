@@ -66,7 +66,7 @@ def test_cases_contain_those_of_known_faults():
 
 
 def test_without_a_gpu(capsys: pytest.CaptureFixture[str]):
-    from dnnops.gpu.base import cudnn_usable
+    from dnnops.gpu.library import cudnn_usable
 
     if cudnn_usable(0)[0]:
         pytest.skip("there is a GPU")

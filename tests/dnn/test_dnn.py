@@ -10,7 +10,7 @@ from pytensor.compile.mode import get_mode
 
 from dnnops import dnn
 from dnnops.errors import DnnTypeError, DnnUnavailableError, DnnValueError
-from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.library import cudnn_usable
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.nnet.pool.op import Pool

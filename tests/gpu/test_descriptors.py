@@ -12,9 +12,9 @@ from dnnops.errors import (
     DnnValueError,
 )
 from dnnops.gpu.algorithms import LEGACY_ALGORITHMS
-from dnnops.gpu.base import cudnn_version
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpu.conv_padding import is_asymmetric
+from dnnops.gpu.library import cudnn_version
 from dnnops.gpu.pool import GpuDnnPool, GpuDnnPoolGrad
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.runtime.build import CUDNN

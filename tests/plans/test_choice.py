@@ -12,7 +12,7 @@ from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import LEGACY_ALGORITHMS
-from dnnops.gpu.base import cudnn_version, free_workspaces
+from dnnops.gpu.library import cudnn_version, free_workspaces
 from dnnops.plans.cache import CachedChoice, plan_cache
 from dnnops.runtime.build import CUDNN
 from tests.gpu.conv.convolutions import every_op, large_case

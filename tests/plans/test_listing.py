@@ -147,9 +147,9 @@ def test_a_plan_that_was_not_timed_stands_behind_those_that_were(monkeypatch):
 
 
 def test_no_device_means_one_that_works(monkeypatch):
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_usable", lambda device: (False, "no GPU"))
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_usable", lambda device: (False, "no GPU"))
     assert make_case(**SMALL).device == "cpu"
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_usable", lambda device: (True, ""))
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_usable", lambda device: (True, ""))
     assert make_case(**SMALL).device == "cuda0"
 
 
@@ -253,7 +253,7 @@ def test_bad_arguments(changes, error, words):
 
 
 def test_cudnn_that_does_not_work(monkeypatch):
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: f"no cuda{device} here")
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_status", lambda device: f"no cuda{device} here")
     with pytest.raises(DnnUnavailableError, match="cannot be used on cuda1: no cuda1 here"):
         conv_plans(**SMALL, device="cuda1")
 
@@ -347,7 +347,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     board.allocated = allocated
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(plan_cases, "on_device", on_device)
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_status", lambda device: "")
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_status", lambda device: "")
     monkeypatch.setattr("dnnops.plans.gpu.PlanList", FakePlanList)
     monkeypatch.setattr(FakePlanList, "made", [])
     monkeypatch.setattr(FakePlanList, "gpu", board, raising=False)

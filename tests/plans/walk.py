@@ -203,7 +203,7 @@ def _poison_workspace(size: int | None) -> None:
     """Fill the memory that a plan's workspace will most likely use with NaN."""
     import cupy
 
-    from dnnops.gpu.base import free_workspaces
+    from dnnops.gpu.library import free_workspaces
 
     free_workspaces()
     step = 1 << 20  # the rounding of Arena::take()

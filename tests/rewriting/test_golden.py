@@ -23,7 +23,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
 
-import dnnops.gpu.base
+import dnnops.gpu.library
 import dnnops.nnet
 from dnnops.errors import DnnUnavailableError
 from dnnops.modes import CudnnMode, DnnMode, OneDnnMode
@@ -70,7 +70,9 @@ SLOW = {
 def _without_probing() -> Iterator[None]:
     """Rewrite as if the newest cuDNN worked, also where there is a GPU and another one."""
     flags: dict[str, Any] = {"dnn__enabled": "no_check", "floatX": "float32"}
-    newest = patch.object(dnnops.gpu.base, "cudnn_version", side_effect=DnnUnavailableError("none"))
+    newest = patch.object(
+        dnnops.gpu.library, "cudnn_version", side_effect=DnnUnavailableError("none")
+    )
     with pytensor.config.change_flags(**flags), newest:
         yield
 

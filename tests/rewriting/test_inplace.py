@@ -162,7 +162,7 @@ def test_no_constants_or_results_are_overwritten():
 
 def test_nodes_on_a_gpu(monkeypatch):
     """The graph of a training step is checked a few times, not once for each node."""
-    monkeypatch.setattr("dnnops.gpu.base.cudnn_usable", lambda *device: (True, ""))
+    monkeypatch.setattr("dnnops.gpu.library.cudnn_usable", lambda *device: (True, ""))
     checks = []
     on_validate = DestroyHandler.on_validate
     monkeypatch.setattr(

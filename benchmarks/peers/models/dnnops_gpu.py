@@ -168,7 +168,7 @@ class Step(ModelTask):
         if self.on_gpu:
             import cupy
 
-            from dnnops.gpu.base import free_workspaces
+            from dnnops.gpu.library import free_workspaces
 
             free_workspaces()
             cupy.get_default_memory_pool().free_all_blocks()

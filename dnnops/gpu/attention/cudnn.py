@@ -10,7 +10,7 @@ from dnnops.arguments import switch_or_flag
 from dnnops.config import flag_value
 from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.attention.base import GpuAttentionBase, GpuAttentionForward, device_arrays
-from dnnops.gpu.base import GPU_CUDNN, version_to_rewrite_for
+from dnnops.gpu.library import GPU_CUDNN, version_to_rewrite_for
 from dnnops.gpuarray.transfer import GpuCast, cast
 from dnnops.nnet.attention.op import OPTIONAL, Attention, AttentionBase, AttentionGrad
 from dnnops.nnet.validate import switch

@@ -9,7 +9,7 @@ from pytensor.graph.basic import Variable
 import dnnops.gpu.kernels  # noqa: F401 - registers what C code calls
 from dnnops.arguments import switch_or_flag
 from dnnops.gpu.attention.base import GpuAttentionBase, GpuAttentionForward, device_arrays
-from dnnops.gpu.base import GPU_TILES
+from dnnops.gpu.library import GPU_TILES
 from dnnops.nnet.attention.op import Attention, AttentionGrad
 from dnnops.nnet.validate import switch
 from dnnops.runtime.implementations import BuildContext, implements

@@ -18,7 +18,8 @@ from dnnops.arguments import number, switch
 from dnnops.dtypes import compute_dtype
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.attention.base import device_arrays
-from dnnops.gpu.base import GPU_PRODUCTS, CudnnOp, device_operands
+from dnnops.gpu.base import CudnnOp, device_operands
+from dnnops.gpu.library import GPU_PRODUCTS
 from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.products.blas import GpuBatchedDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast

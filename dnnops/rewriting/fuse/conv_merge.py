@@ -30,8 +30,8 @@ from pytensor.scalar.basic import Add, Mul, Neg, Sub, TrueDiv
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
-from dnnops.gpu.base import cudnn_usable
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
+from dnnops.gpu.library import cudnn_usable
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import HostFromGpu, host_from_gpu, to_device
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights

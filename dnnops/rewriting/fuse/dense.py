@@ -16,8 +16,8 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 
 from dnnops.config import flag_value
-from dnnops.gpu.base import kernels_usable
 from dnnops.gpu.fused.dense import GpuDense
+from dnnops.gpu.library import kernels_usable
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.products.calls import products_available
 from dnnops.gpuarray.transfer import GpuCast

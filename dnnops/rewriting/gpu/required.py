@@ -6,7 +6,7 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 
 from dnnops.errors import DnnRequiredError, DnnUnavailableError
-from dnnops.gpu.base import check_cudnn
+from dnnops.gpu.library import check_cudnn
 from dnnops.rewriting.move.lifting import (
     graph_device,
 )

@@ -27,7 +27,7 @@ from dnnops.compat import inferred_size
 from dnnops.config import flag_value
 from dnnops.cpu.base import onednn_available
 from dnnops.errors import DnnError
-from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.library import cudnn_usable
 from dnnops.gpuarray.basic import GpuDimShuffle
 from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.transfer import GpuCast, HostFromGpu, host_from_gpu

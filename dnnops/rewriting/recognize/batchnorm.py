@@ -29,7 +29,7 @@ from pytensor.tensor.math import Sum, add, maximum, variadic_mul
 from dnnops.cpu.base import onednn_available
 from dnnops.dtypes import HOST_FLOAT_DTYPES
 from dnnops.errors import DnnError
-from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.library import cudnn_usable
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain
 from dnnops.rewriting.move.forecast import Forecast

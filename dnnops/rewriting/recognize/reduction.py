@@ -15,7 +15,7 @@ from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar.basic import Abs, Add, ScalarMaximum, Sqr
 
 from dnnops.dtypes import FLOAT_DTYPES
-from dnnops.gpu.base import cudnn_usable
+from dnnops.gpu.library import cudnn_usable
 from dnnops.gpu.reduction import GpuDnnReduction
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.reduction import GpuCAReduce

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
-from dnnops.gpu.base import cudnn_version
+from dnnops.gpu.library import cudnn_version
 from tests.gpu.attention.attention_on_gpu import Data, Form, apply_all, errors, run_on_gpu
 from tests.plans.described_device import describe
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dnnops.errors import DnnMemoryError, DnnNotSupportedError, DnnValueError
 from dnnops.gpu import algorithms
-from dnnops.gpu.base import free_workspaces
 from dnnops.gpu.conv import GpuDnnConv
 from dnnops.gpu.conv_padding import is_asymmetric
+from dnnops.gpu.library import free_workspaces
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.conv.op import Conv, ConvGradInputs, ConvGradWeights
 from dnnops.runtime.build import CUDNN

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dnnops.gpu.base import cudnn_version
+from dnnops.gpu.library import cudnn_version
 from tests.plans.described_device import plans_of
 
 pytestmark = pytest.mark.needs("cudnn")

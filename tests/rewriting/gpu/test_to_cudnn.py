@@ -459,7 +459,7 @@ def test_cross_entropy_is_fused():
 
 
 def test_cross_entropy_without_the_runtime_library_is_written_out(monkeypatch):
-    monkeypatch.setattr("dnnops.gpu.base.kernels_usable", lambda device: False)
+    monkeypatch.setattr("dnnops.gpu.library.kernels_usable", lambda device: False)
     x, labels = GpuArrayType("float32", (None, None))(), pt.lvector()
     costs = nnet.cross_entropy(pt.as_tensor_variable(x), labels)
     outputs = [costs, pytensor.grad(costs.sum(), x)]

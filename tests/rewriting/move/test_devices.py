@@ -17,7 +17,7 @@ from benchmarks.model_zoo import MODELS
 from benchmarks.peers.models.dnnops_cpu import training_step
 from dnnops import nnet
 from dnnops.dtypes import FLOAT_DTYPES
-from dnnops.gpu import base
+from dnnops.gpu import base, library
 from dnnops.gpu.softmax import GpuDnnSoftmax
 from dnnops.gpuarray import GpuArrayType, GpuToGpu
 from dnnops.gpuarray.op import is_on_device
@@ -174,7 +174,7 @@ def test_a_node_whose_lifter_fails_returns_to_its_device(monkeypatch):
 
 
 def test_a_library_is_asked_about_the_device_of_the_operands(monkeypatch):
-    monkeypatch.setattr(base, "cudnn_status", lambda device: "broken" if device else "")
+    monkeypatch.setattr(library, "cudnn_status", lambda device: "broken" if device else "")
     results = [nnet.softmax(there(None, 10, device=device), axis=1) for device in (0, 1)]
     inputs = [next(x for x in ancestors([z]) if is_on_device(x)) for z in results]
     outputs = [z.transfer(f"cuda{device}") for device, z in enumerate(results)]
