@@ -16,7 +16,9 @@ from pytensor import config
 
 import dnnops
 from dnnops import layers, nnet, optim
+from dnnops.config import FLAGS
 from dnnops.errors import DnnTypeError, DnnUnknownFlagError, DnnValueError
+from dnnops.flag_names import flag_hint
 from dnnops.foreign_arguments import ARGUMENTS, REMARKS
 from dnnops.foreign_names import NAMES
 from dnnops.hints import explained, nearest
@@ -191,6 +193,56 @@ def test_change_flags(flag: str, nearest_flag: str):
         config.change_flags(**{flag: "x"})
     assert isinstance(caught.value, KeyError)
     assert str(caught.value) == f"there is no flag {flag}; did you mean {nearest_flag}?"
+
+
+def _typos(name: str):
+    """Yield a name with a letter left out, doubled, replaced, or swapped with the next one."""
+    for i, letter in enumerate(name):
+        if letter not in "._":
+            yield name[:i] + name[i + 1 :]
+            yield name[: i + 1] + name[i:]
+            yield name[:i] + "q" + name[i + 1 :]
+            if name[i + 1 : i + 2] not in ("", ".", "_", letter):
+                yield name[:i] + name[i + 1] + letter + name[i + 2 :]
+
+
+def test_typos_in_flags():
+    """A letter that is wrong leads to the flag, in the spelling of the name."""
+    known = list(config._config_var_dict)
+    wrong = []
+    for number, flag in enumerate(FLAGS):
+        separator = (".", "__")[number % 2]
+        name = flag.key.replace("__", separator)
+        for typo in _typos(name):
+            hint = flag_hint(typo, known, separator)
+            # Some typos are as close to another flag: algo_wd to algo_fwd and algo_bwd.
+            ties = ("algo_wd", "algo_qwd")
+            if hint != f"; did you mean {name}?" and not typo.endswith(ties):
+                wrong.append((typo, hint))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "hint"),
+    [
+        ("cxy", ".", "cxx"),
+        ("mdoe", ".", "mode"),
+        ("optimizerr", ".", "optimizer"),
+        ("compile.timeuot", ".", "compile.timeout"),
+        ("dnnverbose", ".", "dnn.verbose"),
+        ("dnnverbose", "__", "dnn__verbose"),
+        ("dnn_enabled", ".", "dnn.enabled"),
+        ("dnn__enabld", ".", "dnn__enabled"),
+        ("dnn.conv.algo_bwd_dat", "__", "dnn.conv.algo_bwd_data"),
+        ("cudnn.enabled", ".", "dnn.enabled"),
+        (
+            *("onednn.enabld", "__"),
+            "dnn.enabled, onednn.conv.algo, onednn.scratch_limit or onednn.kept_memory",
+        ),
+    ],
+)
+def test_nearest_flag(name: str, separator: str, hint: str):
+    assert flag_hint(name, config._config_var_dict, separator) == f"; did you mean {hint}?"
 
 
 def test_flags_unlike_any():
