@@ -296,7 +296,7 @@ def spatial_shape(x: TensorVariable) -> TensorVariable:
 
 
 def shape_argument(
-    where: str, name: str, shape: Any, ndim: int
+    where: str, name: str, shape: Any, ndim: int, negative: bool = False
 ) -> tuple[int | TensorVariable | None, ...]:
     """Canonicalize a shape argument.
 
@@ -308,6 +308,8 @@ def shape_argument(
         Shape that the user passed. None means that the whole shape is unknown.
     ndim : int
         Expected number of entries.
+    negative : bool
+        Whether entries may be negative.
 
     Returns
     -------
@@ -345,16 +347,16 @@ def shape_argument(
         elif not (entry is None or is_int(entry)):
             raise DnnTypeError(f"{expected}; got the entry {shown(entry)}")
         known = static_int(entry)
-        if known is not None and known < 0:
+        if known is not None and known < 0 and not negative:
             raise DnnValueError(f"{where}: entries of {name} must not be negative, got {known}")
-        if known is not None and known > _MAX_INT64:
+        if known is not None and abs(known) > _MAX_INT64:
             raise DnnValueError(f"{where}: {name} has an entry {known} that exceeds 64 bits")
         entries.append(entry if known is None else known)
     return tuple(entries)
 
 
 def size_argument(
-    where: str, name: str, value: Any, minimum: int = 0
+    where: str, name: str, value: Any, minimum: int | None = 0
 ) -> int | TensorVariable | None:
     """Canonicalize a size argument: an int, a symbolic int scalar, or None if unknown.
 
@@ -370,7 +372,7 @@ def size_argument(
 
 
 def sizes_argument(
-    where: str, name: str, sizes: Any, lengths: Sequence[int], minimum: int = 0
+    where: str, name: str, sizes: Any, lengths: Sequence[int], minimum: int | None = 0
 ) -> tuple[int | TensorVariable | None, ...]:
     """Canonicalize a sequence of sizes.
 
@@ -385,8 +387,8 @@ def sizes_argument(
         Sizes that the user passed.
     lengths : sequence of int
         Allowed numbers of entries.
-    minimum : int
-        Smallest allowed value of an entry.
+    minimum : int or None
+        Smallest allowed value of an entry, or None if entries may have any sign.
 
     Raises
     ------
@@ -404,9 +406,9 @@ def sizes_argument(
         raise DnnTypeError(f"{where}: {name} must be {expected} sizes, got {shown(sizes)}")
     if length not in lengths:
         raise DnnValueError(f"{where}: {name} must have {expected} entries, got {shown(sizes)}")
-    entries = shape_argument(where, name, sizes, length)
+    entries = shape_argument(where, name, sizes, length, negative=minimum is None)
     for entry in entries:
-        if isinstance(entry, int) and entry < minimum:
+        if isinstance(entry, int) and minimum is not None and entry < minimum:
             raise DnnValueError(
                 f"{where}: every entry of {name} must be at least {minimum}, got {shown(sizes)}"
             )
@@ -418,7 +420,7 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
 
     Raises
     ------
-    DnnValueError
+    DnnShapeError
         If the argument contradicts the static shape. Sizes that are not known statically are
         checked when the result is computed.
     """
@@ -426,7 +428,7 @@ def narrow(where: str, name: str, x: TensorVariable, shape_name: str, shape: Any
     known = tuple(e if isinstance(e, int) else None for e in entries)
     pairs = zip(known, x.type.shape, strict=True)
     if any(None not in (a, b) and a != b for a, b in pairs):
-        raise DnnValueError(
+        raise DnnShapeError(
             f"{where}: {shape_name} {show_shape(known)} contradicts the shape "
             f"{show_shape(x.type.shape)} of {name}"
         )

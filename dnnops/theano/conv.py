@@ -7,7 +7,9 @@ from typing import Any
 from pytensor.tensor import as_tensor_variable
 
 from dnnops import nnet
-from dnnops.errors import DnnTypeError
+from dnnops.arguments import is_int
+from dnnops.errors import DnnShapeError, DnnTypeError
+from dnnops.nnet.validate import shape_argument
 
 __all__ = ["abstract_conv2d", "conv2d", "signal_conv2d"]
 
@@ -62,7 +64,18 @@ def conv2d(
     subsample : tuple of int
     **kwargs
         Options for unrolling Theano's loops; ignored.
+
+    Raises
+    ------
+    DnnShapeError
+        If the known shapes have different numbers of input channels.
     """
+    shapes = {"image_shape": image_shape, "filter_shape": filter_shape}
+    given, wanted = (shape_argument("conv2d", *item, 4)[1] for item in shapes.items())
+    if is_int(given) and is_int(wanted) and given != wanted:
+        raise DnnShapeError(
+            f"conv2d: image_shape has {given} channels, but filter_shape has {wanted}"
+        )
     return nnet.conv2d(input, filters, image_shape, filter_shape, border_mode, subsample)
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytensor.tensor as pt
 
 from dnnops import nnet
-from dnnops.errors import DnnValueError, DnnWarning
+from dnnops.errors import DnnNeighborhoodError, DnnValueError, DnnWarning
+from dnnops.nnet.checks import CheckedValue
 
-__all__ = ["conv2d", "elu", "max_pool_2d", "max_pool_3d"]
+__all__ = ["conv2d", "elu", "images2neibs", "max_pool_2d", "max_pool_3d"]
 
 
 def conv2d(
@@ -49,6 +50,19 @@ def conv2d(
         num_groups,
         unshared,
     )
+
+
+def images2neibs(ten4: Any, neib_shape: Any, neib_step: Any = None, mode: str = "valid") -> Any:
+    """Cut images into neighborhoods with `dnnops.nnet.images2neibs`.
+
+    Neighborhoods that don't fit raise DnnNeighborhoodError when the compiled function is called,
+    even if their sizes are constants.
+    """
+    try:
+        return nnet.images2neibs(ten4, neib_shape, neib_step, mode)
+    except DnnNeighborhoodError as error:
+        images = pt.as_tensor_variable(ten4)
+        return CheckedValue(type(error), str(error))(images.flatten(2), pt.constant(False))
 
 
 def elu(x: Any, alpha: Any = 1) -> Any:

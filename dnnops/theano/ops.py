@@ -13,6 +13,7 @@ from dnnops.arguments import one_of
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.nnet.pool.functions import over_leading_axes, pool_nd
+from dnnops.theano.nnet import images2neibs
 
 __all__ = [
     "AbstractBatchNormInference",
@@ -159,9 +160,7 @@ Prepend_scalar_constant_to_each_row = OpName("Prepend_scalar_constant_to_each_ro
 
 
 def _images2neibs(mode: str = "valid") -> Any:
-    return lambda ten4, neib_shape, neib_step=None: nnet.images2neibs(
-        ten4, neib_shape, neib_step, mode
-    )
+    return lambda ten4, neib_shape, neib_step=None: images2neibs(ten4, neib_shape, neib_step, mode)
 
 
 Images2Neibs = OpName("Images2Neibs", _images2neibs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from dnnops.errors import DnnNotSupportedError
+from dnnops.errors import DnnNotSupportedError, DnnValueError
 
 RNG = np.random.default_rng(6)
 
@@ -99,3 +99,47 @@ def test_rewriters_optimize(theano: Any):
     graph = theano.gof.FunctionGraph([x], [theano.tensor.exp(theano.tensor.log(x) * 1)])
     theano.compile.mode.optdb.query("+canonicalize").optimize(graph)
     assert len(graph.toposort()) == 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "neib_shape", "neib_step"),
+    [
+        ("valid", (3, 3), None),
+        ("valid", (2, 2), (1, 3)),
+        ("half", (3, 3), (2, 2)),
+        ("full", (2, 3), (2, 4)),
+        ("wrap_centered", (2, 3), None),
+        ("wrap_centered", (5, 5), (1, 1)),
+    ],
+)
+def test_neighborhoods_that_do_not_fit(theano: Any, mode: str, neib_shape: Any, neib_step: Any):
+    """They raise a TypeError at the call, even if all sizes are constants."""
+    tt = theano.tensor
+    images = np.arange(16.0).reshape(1, 1, 4, 4)
+    op = tt.nnet.neighbours.Images2Neibs(mode)
+    for ten4 in (tt.constant(images), theano.shared(images)):
+        for neibs in (
+            op(ten4, neib_shape, neib_step),
+            tt.nnet.neighbours.images2neibs(ten4, neib_shape, neib_step, mode),
+        ):
+            assert (neibs.type.ndim, neibs.type.dtype) == (2, "float64")
+            f = theano.function([], neibs)
+            with pytest.raises(TypeError, match="images2neibs"):
+                f()
+    with pytest.raises(DnnValueError, match="neib_shape must be between 1 and"):
+        tt.nnet.neighbours.images2neibs(ten4, (0, 3))
+
+
+def test_known_numbers_of_channels(theano: Any):
+    """Theano's old conv2d asserted that they agree; the sizes may be constants."""
+    tt = theano.tensor
+    x, w = tt.dtensor4s("x", "w")
+    conv2d = tt.nnet.conv.conv2d
+    images, filters = (2, 3, 6, 6), (4, 2, 3, 3)
+    for image_shape in (images, tt.constant(images), (None, tt.constant(3), None, None)):
+        with pytest.raises(AssertionError, match="image_shape has 3 channels"):
+            conv2d(x, w, image_shape, filters)
+        for fitting in (None, (4, None, 3, 3), (4, 3, 3, 3)):
+            assert conv2d(x, w, image_shape, fitting).type.ndim == 4
+    with pytest.raises(AssertionError, match="contradicts the shape"):
+        conv2d(tt.constant(np.ones(images)), w, (2, 3, 6, 5))

@@ -1,6 +1,7 @@
 """Shapes of convolutions and of their gradients, under their Theano names.
 
-Sizes are ints, symbolic ints, or None if unknown. A result that depends on None is None.
+Sizes are ints, symbolic ints, or None if unknown. A result that depends on None is None. The size
+of an output is negative if the filters are larger than the padded image by more than one pixel.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def get_conv_gradweights_shape(
     image_shape = sizes_argument(where, "image_shape", image_shape, (3, 4, 5))
     rank = len(image_shape)
     beside = f"top_shape (for an image_shape of {rank} entries)"
-    top_shape = sizes_argument(where, beside, top_shape, (rank,))
+    top_shape = _top_shape(where, beside, top_shape, (rank,))
     num_groups = _groups(where, num_groups)
     spatial = _spatial(
         where,
@@ -192,7 +193,7 @@ def get_conv_gradweights_shape_1axis(
     """
     where = "get_conv_gradweights_shape_1axis"
     image_shape = size_argument(where, "image_shape", image_shape)
-    top_shape = size_argument(where, "top_shape", top_shape)
+    top_shape = size_argument(where, "top_shape", top_shape, None)
     border_mode = _border(where, border_mode)
     subsample = size_argument(where, "subsample", subsample, 1)
     dilation = size_argument(where, "dilation", dilation, 1)
@@ -243,7 +244,7 @@ def get_conv_gradinputs_shape(
         If a size or the padding is negative, or if a sequence has the wrong length.
     """
     where = "get_conv_gradinputs_shape"
-    top_shape = sizes_argument(where, "top_shape", top_shape, (3, 4, 5))
+    top_shape = _top_shape(where, "top_shape", top_shape, (3, 4, 5))
     kernel_shape = _kernel_shape(where, kernel_shape, "top_shape", len(top_shape))
     num_groups = _groups(where, num_groups)
     spatial = _spatial(
@@ -272,7 +273,7 @@ def get_conv_gradinputs_shape_1axis(
     """
     where = "get_conv_gradinputs_shape_1axis"
     kernel_shape = size_argument(where, "kernel_shape", kernel_shape)
-    top_shape = size_argument(where, "top_shape", top_shape)
+    top_shape = size_argument(where, "top_shape", top_shape, None)
     border_mode = _border(where, border_mode)
     subsample = size_argument(where, "subsample", subsample, 1)
     dilation = size_argument(where, "dilation", dilation, 1)
@@ -308,19 +309,17 @@ def check_conv_gradinputs_shape(
         False if the known sizes rule it out, True otherwise.
     """
     where = "check_conv_gradinputs_shape"
-    given = {
-        "image_shape": image_shape,
-        "kernel_shape": kernel_shape,
-        "output_shape": output_shape,
-        "subsample": subsample,
-        "filter_dilation": () if filter_dilation is None else filter_dilation,
+    given: dict[str, tuple[Any, int | None]] = {
+        "image_shape": (image_shape, 0),
+        "kernel_shape": (kernel_shape, 0),
+        "output_shape": (output_shape, None),
+        "subsample": (subsample, 1),
+        "filter_dilation": (() if filter_dilation is None else filter_dilation, 1),
     }
-    for name, value in given.items():
+    for name, (value, minimum) in given.items():
         if not is_sequence(value):
             raise DnnTypeError(f"{where}: {name} must be a sequence of sizes, got {shown(value)}")
-        if name == "output_shape" and any(is_int(size) and size < 0 for size in value):
-            return False
-        sizes_argument(where, name, value, (len(value),), 0 if name.endswith("shape") else 1)
+        sizes_argument(where, name, value, (len(value),), minimum)
     ranks = {len(image_shape), len(kernel_shape), len(output_shape), len(subsample) + 2}
     if filter_dilation is not None:
         ranks.add(len(filter_dilation) + 2)
@@ -329,7 +328,7 @@ def check_conv_gradinputs_shape(
     computed = get_conv_output_shape(
         image_shape, kernel_shape, border_mode, subsample, filter_dilation
     )
-    output_shape = sizes_argument(where, "output_shape", output_shape, (len(image_shape),))
+    output_shape = sizes_argument(where, "output_shape", output_shape, (len(image_shape),), None)
     sizes = zip(map(static_int, output_shape), map(static_int, computed), strict=True)
     return all(given is None or size is None or given == size for given, size in sizes)
 
@@ -338,6 +337,13 @@ def _kernel_shape(where: str, kernel_shape: Any, beside: str, rank: int) -> tupl
     # Unshared filters have the output's spatial sizes between output channels and input channels.
     name = f"kernel_shape (for a {beside} of {rank} entries)"
     return sizes_argument(where, name, kernel_shape, (rank, 2 * rank - 2))
+
+
+def _top_shape(where: str, name: str, shape: Any, lengths: Sequence[int]) -> tuple[Any, ...]:
+    """Check the shape of an output, whose spatial sizes may be negative."""
+    sizes = sizes_argument(where, name, shape, lengths, None)
+    sizes_argument(where, name, sizes[:2], (2,))
+    return sizes
 
 
 def _groups(where: str, num_groups: Any) -> int:

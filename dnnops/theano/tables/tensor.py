@@ -11,6 +11,7 @@ GRADIENTS = (
     at("pytensor.gradient", "Lop", "Rop", "subgraph_grad", "numeric_grad")
     | at("pytensor.gradient", consider_constant="zero_grad")
     | at("dnnops.theano.functions", "verify_grad")
+    | at("dnnops.theano.tensors.gradient", "grad")
 )
 _SHARED_STREAMS = at(
     "dnnops.theano.random", "RandomStateSharedVariable", "RandomStreams", "randomstate_constructor"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytensor.tensor as pt
 import pytest
@@ -93,8 +95,20 @@ def test_errors():
         get_conv_gradweights_shape((1, 1, 5, 5), (1, 1, 3, 3), 0, (1, 1), unshared=True)
 
 
-def test_no_output_has_a_negative_size():
-    """The function returns False, as in Theano, and does not raise."""
-    shapes = (2, 3, 5, 5), (4, 3, 3, 3)
-    assert check_conv_gradinputs_shape(*shapes, (2, 4, 3, 3), "valid", (1, 1))
-    assert not check_conv_gradinputs_shape(*shapes, (2, 4, -1, 3), "valid", (1, 1))
+@pytest.mark.parametrize("border_mode", ["valid", "half", "full", (0, 2)])
+def test_outputs_of_negative_size(border_mode):
+    """Theano's functions compute with them."""
+    for size, kernel, dilation in itertools.product((1, 4), (1, 4, 5), (1, 3)):
+        images, kernels = (2, 3, size, size), (5, 3, kernel, kernel)
+        given = border_mode, (1, 1), (dilation, dilation)
+        top = get_conv_output_shape(images, kernels, *given)
+        assert get_conv_gradinputs_shape(kernels, top, *given) == images
+        if border_mode != "half":
+            assert get_conv_gradweights_shape(images, top, *given) == kernels
+        for off in (-2, 0, 1):
+            other = (*top[:2], top[2] + off, top[3])
+            assert check_conv_gradinputs_shape(images, kernels, other, *given) is (off == 0)
+    assert not check_conv_gradinputs_shape((2, 3, 5, 5), (4, 3, 3, 3), (2, 4, -1, 3), 0, (1, 1))
+    for top in ((-1, 3, 5, 5), (2, -3, 5, 5)):
+        with pytest.raises(DnnValueError, match="top_shape must not be negative, got -"):
+            get_conv_gradinputs_shape((3, 4, 3, 3), top, border_mode, (1, 1))
