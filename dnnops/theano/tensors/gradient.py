@@ -75,7 +75,7 @@ optdb.register(
 @wraps(gradient.grad)
 def grad(cost: Any, wrt: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the gradients of `cost` with ``pytensor.grad``, each with the type of its variable."""
-    found = gradient.grad(cost, wrt, *args, **kwargs)
+    found: Any = gradient.grad(cost, wrt, *args, **kwargs)
     if isinstance(wrt, (list, tuple)):
         return type(found)(_typed(*pair) for pair in zip(found, wrt, strict=True))
     return _typed(found, wrt)
@@ -87,6 +87,6 @@ def _typed(value: Any, x: Variable) -> Any:
     differs = given != x.type and type(given) is type(x.type) and x.type.is_super(given)
     if not differs:
         return value
-    typed = _typed_gradient(value, x)
+    typed: Any = _typed_gradient(value, x)
     typed.name = value.name
     return typed
