@@ -73,7 +73,7 @@ class Container(Layer):
             return layer(*inputs)
         with inside(layer, _shown(layer), lambda _: str(number)) as call:
             found = layer(*inputs)
-            call.mark([found], inputs)
+            call.mark(call.variables(found, inputs))
         return found
 
     def _lines(self, first: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -17,7 +17,7 @@ from dnnops.errors import DnnTypeError, DnnWarning
 from dnnops.hints import explained
 from dnnops.layers import places, saving, states, tree
 from dnnops.layers.parameters import Parameterized
-from dnnops.layers.streams import Streams, generators_in
+from dnnops.layers.streams import Streams, generators_in, is_stream
 from dnnops.nnet.streams import recording
 
 __all__ = ["Layer"]
@@ -101,10 +101,21 @@ class Layer(Parameterized):
             If the layer is one of dnnops with parameters, and an input is of another dtype.
         """
         with places.inside(self, f"{self._name()}{self.describe()}", self._place_in) as call:
-            found = self._called(inputs, options)
-            results = found if isinstance(found, tuple) else (found,)
-            call.mark(results, (*inputs, *options.values()))
+            with recording() as streams:
+                found = self._called(inputs, options)
+            variables = call.variables(found, (inputs, options))
+            call.mark(variables)
+            streams += [*generators_in(vars(self).values()), *self._drawn_from(variables)]
+            self._streams.add(self._name(), streams)
         return found
+
+    def _drawn_from(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Return the random streams among variables that no layer within this one saves."""
+        found = [variable for variable in variables if is_stream(variable)]
+        if not found:
+            return []
+        inner = [layer for _, layer in self.modules() if layer is not self]
+        return [stream for stream in found if not any(stream in x._streams for x in inner)]
 
     def _place_in(self, around: Any) -> str | None:
         """Return the name of this layer among the children of another one."""
@@ -124,9 +135,7 @@ class Layer(Parameterized):
                     )
         # New averages of earlier calls depend on the inputs of those, and are converted already.
         earlier = list(self._updates.values())
-        with recording() as streams:
-            found = self.forward(*inputs, **options)
-        self._streams.add(self._name(), [*streams, *generators_in(vars(self).values())])
+        found = self.forward(*inputs, **options)
         if self._place is None:
             return found
         outputs = list(found) if isinstance(found, tuple) else [found]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -50,31 +50,46 @@ class Call:
     within: str
     number: int
 
-    def mark(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        """Note the place in the variables that the call has made.
+    def variables(self, outputs: Any, inputs: Any) -> list[Variable]:
+        """Return the variables that the call has made or read, except its arguments.
 
         Parameters
         ----------
-        outputs, inputs : sequence
-            Results and arguments of the layer's call.
+        outputs, inputs : object
+            Results and arguments of the layer's call, in nested tuples, lists and dictionaries.
         """
-        if not self.within:
-            return
-        calls = _calls.get()
-        frames = [(f"<{call.within}>", 0, call.text, "") for call in calls if call.within]
-        seen = {x for x in inputs if isinstance(x, Variable)}
-        waiting = [z for z in outputs if isinstance(z, Variable)]
+        known = set(_variables_in(inputs))
+        found: dict[Variable, None] = {}
+        waiting = list(_variables_in(outputs))
         while waiting:
             variable = waiting.pop()
             number = getattr(variable.tag, "layer_call", self.number)
             # Not beyond what earlier calls have made.
-            if variable in seen or variable.owner is None or number < self.number:
+            if variable in known or variable in found or number < self.number:
                 continue
-            seen.add(variable)
-            waiting += variable.owner.inputs
-            if not hasattr(variable.tag, "layer_call"):
+            found[variable] = None
+            if variable.owner is not None:
+                waiting += variable.owner.inputs
+        return list(found)
+
+    def mark(self, variables: Iterable[Variable]) -> None:
+        """Note the place in `variables`, except in those that no node computes."""
+        if not self.within:
+            return
+        calls = _calls.get()
+        frames = [(f"<{call.within}>", 0, call.text, "") for call in calls if call.within]
+        for variable in variables:
+            if variable.owner is not None and not hasattr(variable.tag, "layer_call"):
                 variable.tag.layer_call = self.number
                 variable.tag.trace = [*getattr(variable.tag, "trace", []), frames]
+
+
+def _variables_in(values: Any) -> Iterator[Variable]:
+    if isinstance(values, Variable):
+        yield values
+    elif isinstance(values, (dict, list, tuple)):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _variables_in(value)
 
 
 #: Layers that are being called, from the outside inwards.

@@ -11,8 +11,9 @@ import numpy as np
 from pytensor.tensor.random.variable import RandomGeneratorSharedVariable
 
 from dnnops.errors import DnnValueError
+from dnnops.nnet.streams import is_marked
 
-__all__ = ["Streams", "generators_in", "split_name"]
+__all__ = ["Streams", "generators_in", "is_stream", "split_name"]
 
 _NAME = re.compile(r"(?:(.*)\.)?random_state\.(0|[1-9][0-9]{0,8})", re.DOTALL)
 #: NumPy's bit generators that a saved state may name.
@@ -39,6 +40,11 @@ def generators_in(attributes: Iterable[Any]) -> Iterator[Any]:
             yield from (generator for generator, _ in made)
 
 
+def is_stream(variable: Any) -> bool:
+    """Return whether a variable is a random stream of PyTensor, or one that dnnops made."""
+    return isinstance(variable, RandomGeneratorSharedVariable) or is_marked(variable)
+
+
 class Streams:
     """Random streams that the calls of a layer made, in order.
 
@@ -53,6 +59,9 @@ class Streams:
     def __bool__(self) -> bool:
         return bool(self._made or self._waiting)
 
+    def __contains__(self, stream: Any) -> bool:
+        return any(stream is known for known in self._made)
+
     def __getstate__(self) -> dict[str, Any]:
         # The updates of the shared variables contain the graph.
         return {"_made": [], "_waiting": self.states()}
@@ -66,7 +75,7 @@ class Streams:
             If such a state does not fit; `where` names the layer in the message.
         """
         for stream in streams:
-            if any(stream is known for known in self._made):
+            if stream in self:
                 continue
             number = len(self._made)
             self._made.append(stream)

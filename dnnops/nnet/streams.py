@@ -9,9 +9,20 @@ from typing import Any
 
 from dnnops.compat import set_default_update
 
-__all__ = ["advance", "recording"]
+__all__ = ["advance", "is_marked", "marked", "recording"]
 
 _made: ContextVar[list[Any] | None] = ContextVar("_made", default=None)
+
+
+def marked(variable: Any) -> Any:
+    """Mark a variable as the state of a random stream, and return it."""
+    variable.tag.random_stream = True
+    return variable
+
+
+def is_marked(variable: Any) -> bool:
+    """Return whether a variable was `marked`."""
+    return getattr(variable.tag, "random_stream", False)
 
 
 def advance(variable: Any, update: Any) -> None:
@@ -29,7 +40,7 @@ def advance(variable: Any, update: Any) -> None:
     DnnNotSupportedError
         If the installed PyTensor has no default updates.
     """
-    set_default_update(variable, update)
+    set_default_update(marked(variable), update)
     made = _made.get()
     if made is not None:
         made.append(variable)

@@ -51,11 +51,39 @@ class Twice(layers.Layer):
         return self.dropout(x) + self.dropout(2 * x)
 
 
+class Listed(layers.Layer):
+    """A layer with a list of generators, and with a state that it advances itself."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="float64")
+        self.generators = [pt.random.shared_rng(seed=self.draw_seed()) for _ in range(2)]
+        self.state = nnet.dropout_state(self.draw_seed())
+
+    def forward(self, x: Any) -> Any:
+        for generator in self.generators:
+            generator.default_update, draw = generator.normal(size=x.shape)
+            x = x + draw
+        y, self.state.default_update = nnet.dropout(x, 0.3, state=self.state)
+        return y
+
+
+class Local(layers.Layer):
+    """A layer whose calls make generators, and call layers that are not its children."""
+
+    def forward(self, x: Any) -> Any:
+        generator = pt.random.shared_rng(seed=self.draw_seed())
+        generator.default_update, draw = generator.normal(size=x.shape)
+        x = layers.Dropout(0.4, rng=self.draw_seed())(x + draw)
+        return x + RandomStream(self.draw_seed()).uniform(size=x.shape)
+
+
 NETWORKS: dict[str, Callable[[], Any]] = {
     "dropout": lambda: layers.Dropout(0.5),
     "twice": Twice,
     "attention": lambda: layers.TransformerEncoderLayer(4, 2, 6, dropout=0.2, dtype="float64"),
     "recurrent": lambda: layers.LSTM(4, 4, 2, batch_first=True, dropout=0.4, dtype="float64"),
+    "listed": Listed,
+    "local": lambda: Local(dtype="float64"),
     "PyTensor": lambda: Noisy(RandomStream),
     "Theano": lambda: Noisy(MRG_RandomStreams),
 }

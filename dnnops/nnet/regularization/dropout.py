@@ -32,7 +32,7 @@ from dnnops.arguments import probability, shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import is_connected
-from dnnops.nnet.streams import advance
+from dnnops.nnet.streams import advance, marked
 from dnnops.nnet.validate import (
     accumulator_dtype,
     float64_scalar,
@@ -287,7 +287,7 @@ def dropout_state(seed: int, name: str | None = None) -> Any:
     where = "dropout_state"
     if name is not None and not isinstance(name, str):
         raise DnnTypeError(f"{where}: name must be a string, got {shown(name)}")
-    return pytensor.shared(initial_state(where, seed), name=name, shape=(2,))
+    return marked(pytensor.shared(initial_state(where, seed), name=name, shape=(2,)))
 
 
 def initial_state(where: str, seed: Any) -> np.ndarray:
