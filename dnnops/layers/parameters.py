@@ -18,20 +18,9 @@ __all__ = ["Parameterized"]
 
 
 class Parameterized:
-    """The base class of `dnnops.layers.Layer`, which knows no other layer.
+    """The base class of `dnnops.layers.Layer`, which takes the same arguments.
 
-    Parameters
-    ----------
-    dtype : str, optional
-        Dtype of the parameters: 'float16', 'float32' or 'float64'. The default is PyTensor's flag
-        ``floatX``.
-    rng : numpy.random.Generator or int, optional
-        Source of the initial values, or its seed.
-
-    Raises
-    ------
-    DnnTypeError
-        If `dtype` or `rng` is invalid.
+    It knows no other layer.
     """
 
     def __init__(self, dtype: str | None = None, rng: Any = None):

@@ -12,11 +12,12 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from dnnops.errors import DnnCacheError
 from dnnops.runtime.trust import distrust_directory
 
-__all__ = ["TEMPORARY_NAME", "distrust", "remove", "replace", "reporting", "scan"]
+__all__ = ["TEMPORARY_NAME", "distrust", "remove", "replace", "replacing", "reporting", "scan"]
 
 #: Names of files that are being written, or were being written when their process was killed.
 TEMPORARY_NAME = re.compile(r"\.dnnops-[0-9a-f]{16}\.tmp")
@@ -64,17 +65,42 @@ def remove(path: Path) -> bool:
     return False
 
 
-def replace(path: Path, content: str) -> None:
-    """Create or replace a file atomically: after any exception, the former file is unchanged."""
-    temporary = path.with_name(f".dnnops-{secrets.token_hex(8)}.tmp")
+@contextmanager
+def replacing(path: str | os.PathLike[str], mode: int) -> Iterator[BinaryIO]:
+    """Open a new file beside `path` that replaces it after the block, unless that raises.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A link is replaced itself, not the file that it leads to.
+    mode : int
+        Mode of the new file, less the bits of the umask.
+
+    Yields
+    ------
+    BinaryIO
+        The new file, open for writing.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written or put in place. A former file is then unchanged.
+    """
+    temporary = os.path.join(os.path.dirname(path), f".dnnops-{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         # Close within the try block: a network file system may report a full disk only then.
-        with open(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(content.encode())
-        # Not synchronized to disk: readers need a checksum to detect damage by a power failure.
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            yield file
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def replace(path: Path, content: str) -> None:
+    """Create or replace a file atomically: after any exception, the former file is unchanged."""
+    # Not synchronized to disk: readers need a checksum to detect damage by a power failure.
+    with replacing(path, 0o600) as file:
+        file.write(content.encode())

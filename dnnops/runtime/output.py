@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import sys
 import time
@@ -17,6 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from dnnops.errors import DnnValueError
+from dnnops.runtime.files import replacing
 
 __all__ = ["is_file", "obstacle", "write"]
 
@@ -180,23 +180,13 @@ def _open_pipe(path: str) -> int:
 def _replace(path: str, former: os.stat_result | None, data: bytes) -> None:
     if former is not None and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    folder = os.path.dirname(path)
-    temporary = os.path.join(folder, f".dnnops-{secrets.token_hex(8)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        # Close within the try block: a network file system may report a full disk only then.
-        with open(os.open(temporary, flags, 0o666 if former is None else 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            if former is not None:
-                _keep_attributes(file.fileno(), path, former)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(temporary)
-        raise
-    _synchronize(folder)
+    with replacing(path, 0o666 if former is None else 0o600) as file:
+        file.write(data)
+        file.flush()
+        if former is not None:
+            _keep_attributes(file.fileno(), path, former)
+        os.fsync(file.fileno())
+    _synchronize(os.path.dirname(path))
 
 
 def _keep_attributes(descriptor: int, path: str, former: os.stat_result) -> None:

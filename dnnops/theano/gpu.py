@@ -21,7 +21,6 @@ __all__ = [
     "gpu_from_host",
     "gpu_join",
     "host_from_gpu",
-    "pygpu_activated",  # noqa: F822
 ]
 
 

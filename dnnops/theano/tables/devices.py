@@ -7,20 +7,8 @@ from dnnops.theano.tables.tensor import LINALG, NNET
 
 __all__ = ["TABLES"]
 
-_DEVICE = at(
-    "dnnops.theano.gpu",
-    *(
-        "GpuAlloc",
-        "GpuAllocEmpty",
-        "GpuEye",
-        "GpuJoin",
-        "GpuReshape",
-        "GpuSplit",
-        "gpu_alloc_empty",
-    ),
-    *("gpu_contiguous", "gpu_from_host", "gpu_join", "host_from_gpu"),
-) | at("dnnops.gpuarray", "GpuContiguous", "GpuFromHost", "HostFromGpu", "as_gpuarray_variable")
-
+#: Modules with the names of ``basic_ops``.
+_DEVICE = ("dnnops.theano.gpu", "dnnops.gpuarray")
 _BLOCKS = "dnnops.theano.blocksparse"
 _OPS = "dnnops.theano.ops"
 
@@ -35,7 +23,7 @@ TABLES: dict[str, Table] = {
         ("dnnops.gpuarray",),
         at("dnnops.theano.gpu", "pygpu_activated") | at("dnnops.theano.cuda", "use"),
     ),
-    "theano.gpuarray.basic_ops": Table(("dnnops.gpuarray",), _DEVICE),
+    "theano.gpuarray.basic_ops": Table(_DEVICE),
     "theano.gpuarray.blas": Table(
         names=_gpu("dnnops.theano.abstract_conv", "CorrMM", "CorrMM_gradInputs")
         | _gpu("dnnops.theano.abstract_conv", "CorrMM_gradWeights", "Corr3dMM")
@@ -88,11 +76,12 @@ TABLES: dict[str, Table] = {
     # Theano's experimental and deprecated modules
     "theano.sandbox": Table(),
     "theano.sandbox.cuda": Table(
-        ("dnnops.theano.cuda",), at("dnnops.gpuarray", CudaNdarrayType="GpuArrayType") | _DEVICE
+        ("dnnops.theano.cuda", "dnnops.theano.gpu"),
+        at("dnnops.gpuarray", "GpuContiguous", "GpuFromHost", "HostFromGpu")
+        | at("dnnops.gpuarray", "as_gpuarray_variable", CudaNdarrayType="GpuArrayType"),
     ),
     "theano.sandbox.cuda.basic_ops": Table(
-        ("dnnops.gpuarray",),
-        _DEVICE | at("dnnops.gpuarray", as_cuda_ndarray_variable="as_gpuarray_variable"),
+        _DEVICE, at("dnnops.gpuarray", as_cuda_ndarray_variable="as_gpuarray_variable")
     ),
     "theano.sandbox.cuda.blas": Table(names=at("dnnops.theano.cuda", "GpuCorrMM")),
     "theano.sandbox.cuda.dnn": Table(("dnnops.dnn",)),
