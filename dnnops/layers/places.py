@@ -3,7 +3,8 @@
 While a layer is called, its place in the layer around it is known. Variables that it makes get the
 place as a frame of the stack trace that PyTensor keeps for each of them, because PyTensor's
 rewrites pass traces on to the nodes that replace them. When a node fails, PyTensor looks for the
-trace in ``raise_with_op``, which is wrapped to add the place to the exception.
+trace in ``raise_with_op``, which is wrapped to add the place to the exception. Gradients get
+theirs in `dnnops.layers.gradient_places`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Any
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
+from dnnops.layers.gradient_places import layer_frames, show_gradients
+
 __all__ = ["Call", "inside", "show_places"]
 
-#: How the file names of frames begin that name a layer.
-_FRAME = "<layer "
 #: Most places that an error names, if a node was made from those of several layers.
 _MOST = 3
 _numbers = itertools.count()
@@ -133,15 +134,10 @@ def _places(variables: Sequence[Variable]) -> list[str]:
     """Return the places in the traces of variables, the innermost layer first."""
     found = []
     for variable in variables:
-        for frames in getattr(variable.tag, "trace", []):
-            parts = [f"{frame[0][1:-1]}, {frame[2]}" for frame in frames if _is_layer(frame)]
-            if parts:
-                found.append("\n  in ".join(reversed(parts)))
+        for frames in layer_frames(variable):
+            parts = [f"{frame[0][1:-1]}, {frame[2]}" for frame in frames]
+            found.append("\n  in ".join(reversed(parts)))
     return list(dict.fromkeys(found))
-
-
-def _is_layer(frame: Any) -> bool:
-    return str(frame[0]).startswith(_FRAME)
 
 
 def _add(error: Exception, words: str) -> None:
@@ -156,6 +152,7 @@ def _add(error: Exception, words: str) -> None:
 
 def show_places() -> None:
     """Let the errors of compiled functions name the layer whose node has failed."""
+    show_gradients()
     modules = (
         Function.__module__,
         *("pytensor.link.utils", "pytensor.link.basic", "pytensor.link.vm"),
@@ -170,7 +167,7 @@ def _with_place(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def raise_with_op(fgraph: Any, node: Any, *arguments: Any, **named: Any) -> Any:
         error = sys.exc_info()[1]
-        # Gradients, and what rewrites have made anew, have no place.
+        # What rewrites have made anew has no place.
         places = _places(node.outputs)
         if isinstance(error, Exception) and places:
             more = "\n  and others" if len(places) > _MOST else ""

@@ -10,10 +10,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile import Mode
+from pytensor.graph.op import Op
 
 from dnnops import nnet, optim
 from dnnops.errors import DnnValueError
 from dnnops.layers import LayerNorm, Linear, ReLU, Residual, Sequential, SpatialConvolution, seed
+from dnnops.layers.gradient_places import layer_frames
 from dnnops.layers.layer import Layer
 
 
@@ -136,6 +138,80 @@ def test_the_nodes_of_a_layer():
         (("<layer 2 of Sequential>", "Linear(72 -> 10)"),),
     }
     assert first not in [v for found in by_place.values() for v in found]
+
+
+class Failing(Op):
+    """The identity; its gradient fails in a call, at the node that its pullback makes."""
+
+    itypes = otypes = (pt.dmatrix,)
+    __props__ = ("fails",)
+
+    def __init__(self, fails: bool = False):
+        self.fails = fails
+
+    def perform(self, node, inputs, outputs):
+        if self.fails:
+            raise ValueError("no gradient")
+        outputs[0][0] = inputs[0].copy()
+
+    def pullback(self, inputs, outputs, gradients):
+        return [pt.exp(Failing(fails=True)(gradients[0]))]
+
+
+@pytest.mark.parametrize("mode", [Mode("py", None), Mode("vm", "fast_run")])
+@pytest.mark.parametrize("order", [1, 2])
+def test_gradients_of_layers(mode, order: int):
+    net = Sequential(nnet.tanh, Residual(Linear(4, 4, dtype="float64"), Failing()), nnet.tanh)
+    x = pt.dmatrix("x")
+    cost = net(x).sum()
+    for _ in range(order):
+        gradient = pytensor.grad(cost, x)
+        cost = (gradient**2).sum()
+    with pytest.raises(ValueError, match="no gradient") as caught:
+        pytensor.function([x], gradient, mode=mode)(np.ones((2, 4)))
+    assert str(caught.value).splitlines()[-2:] == [
+        "  in the gradient of layer 1 of Residual, Failing(fails=False)",
+        "  in layer 1 of Sequential, Residual",
+    ]
+
+
+def test_gradients_in_a_call():
+    """Of products whose forward part is not computed, after PyTensor has specialized them."""
+    net = Sequential(Linear(3, 72), Linear(72, 10))
+    x, weights = pt.matrix("x"), pt.matrix("weights")
+    wrt = [net[0].weight, net[1].weight]
+    gradients = pytensor.grad((net(x) * weights).sum(), wrt)
+    dtype = x.type.dtype
+    for number, gradient in enumerate(gradients):
+        f = pytensor.function([x, weights], gradient, mode=Mode("vm", "fast_run"))
+        with pytest.raises(ValueError, match="gradient") as caught:
+            f(np.ones((2, 3), dtype), np.ones((5, 10), dtype))
+        sizes = "(3 -> 72)", "(72 -> 10)"
+        assert str(caught.value).splitlines()[-1] == (
+            f"  in the gradient of layer {number} of Sequential, Linear{sizes[number]}"
+        )
+
+
+def test_the_nodes_of_a_gradient():
+    """Each node between two layers' gradients is the last one's; sums of both are nobody's."""
+    x = pt.matrix("x")
+    h = 2 * x  # not in a layer
+    y = Sequential(Residual(nnet.tanh, nnet.tanh))(h)
+    gradient = pytensor.grad((y**2).sum(), x)
+    before = set(pytensor.graph.ancestors([y]))
+    by_place: dict[str, set[str]] = {}
+    for variable in set(pytensor.graph.ancestors([gradient])) - before:
+        if variable.owner is not None:
+            name = str(variable.owner.op)
+            for frames in layer_frames(variable) or [(("",),)]:
+                by_place.setdefault(frames[-1][0].strip("<>"), set()).add(name)
+    assert "ActivationGrad{tanh}" not in by_place[""]
+    assert any(
+        name.startswith("Activation") for name in by_place["the gradient of layer 1 of Residual"]
+    )
+    assert by_place["the gradient of layer 0 of Residual"] != set()
+    # x**2 and 2*x are outside of the network, and the gradient of h is the sum of two branches.
+    assert {"Mul", "Add"} <= by_place[""]
 
 
 def test_numbers_are_those_of_the_parameters():
