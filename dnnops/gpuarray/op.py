@@ -32,6 +32,15 @@ _STAND_IN = {"bfloat16": "float16"}
 def infer_device(*variables: Any) -> int:
     """Return the number of the device that holds all device variables among `variables`.
 
+    Parameters
+    ----------
+    *variables
+        Variables, of which those on the host do not count.
+
+    Returns
+    -------
+    int
+
     Raises
     ------
     DnnTypeError

@@ -57,17 +57,57 @@ def create_handle() -> Any:
 
 
 def destroy_handle(handle: Any) -> None:
-    """Destroy a handle."""
+    """Destroy a handle.
+
+    Parameters
+    ----------
+    handle : cudnnHandle_t
+        Handle from `create_handle`, which no graph may use afterwards.
+
+    Raises
+    ------
+    CudnnError
+        If cuDNN refuses.
+    """
     libcudnn.cudnnDestroy(handle)
 
 
 def set_stream(stream: Any, handle: Any) -> None:
-    """Set the stream in which a handle's graphs run."""
+    """Set the stream in which a handle's graphs run.
+
+    Parameters
+    ----------
+    stream : int or object with ``__cuda_stream__``
+        Address of a CUDA stream, such as ``cupy.cuda.Stream().ptr``, or a stream of any library.
+    handle : cudnnHandle_t
+        Handle from `create_handle`.
+
+    Raises
+    ------
+    CudnnError
+        If cuDNN refuses.
+    """
     libcudnn.cudnnSetStream(handle, stream)
 
 
 def get_stream(handle: Any) -> int:
-    """Return the address of a handle's stream."""
+    """Return the address of a handle's stream.
+
+    Parameters
+    ----------
+    handle : cudnnHandle_t
+        Handle from `create_handle`.
+
+    Returns
+    -------
+    int
+        Address of the CUDA stream; 0 is the default stream.
+
+    Raises
+    ------
+    CudnnError
+        If cuDNN refuses.
+    """
     return int(libcudnn.cudnnGetStream(handle))
 
 

@@ -59,6 +59,15 @@ def seed(value: int) -> None:
 def generator(rng: Any = None) -> np.random.Generator:
     """Return `rng`, or the generator of all layers; an int is the seed of a new one.
 
+    Parameters
+    ----------
+    rng : numpy.random.Generator or int, optional
+        A generator, or a non-negative seed.
+
+    Returns
+    -------
+    numpy.random.Generator
+
     Raises
     ------
     DnnTypeError
@@ -84,17 +93,50 @@ def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def constant(value: float) -> Initializer:
-    """Fill with a number."""
+    """Fill with a number.
+
+    Parameters
+    ----------
+    value : float
+        The value of all elements.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+    """
     return lambda rng, shape: np.full(shape, value, dtype="float64")
 
 
 def uniform(bound: float) -> Initializer:
-    """Draw from the uniform distribution between ``-bound`` and ``bound``."""
+    """Draw from the uniform distribution between ``-bound`` and ``bound``.
+
+    Parameters
+    ----------
+    bound : float
+        Largest magnitude of an element.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+    """
     return lambda rng, shape: rng.uniform(-bound, bound, shape)
 
 
 def normal(std: float = 1.0) -> Initializer:
-    """Draw from the normal distribution with mean 0."""
+    """Draw from the normal distribution with mean 0.
+
+    Parameters
+    ----------
+    std : float
+        Standard deviation.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+    """
     return lambda rng, shape: std * rng.standard_normal(shape)
 
 
@@ -109,6 +151,16 @@ def he_normal(negative_slope: float = 0.0) -> Initializer:
     ----------
     negative_slope : float
         Slope of a leaky relu for negative elements.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+
+    Raises
+    ------
+    DnnValueError
+        When the initializer is called, if the shape has fewer than two axes.
 
     References
     ----------
@@ -133,6 +185,23 @@ def _glorot_std(shape: tuple[int, ...], gain: float) -> float:
 def glorot_normal(gain: float = 1.0) -> Initializer:
     """Draw from Glorot's normal distribution.
 
+    Its standard deviation is ``gain * sqrt(2 / (inputs + outputs))``.
+
+    Parameters
+    ----------
+    gain : float
+        Factor of all elements, such as 5/3 for layers before tanh.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+
+    Raises
+    ------
+    DnnValueError
+        When the initializer is called, if the shape has fewer than two axes.
+
     References
     ----------
     Glorot and Bengio, Understanding the Difficulty of Training Deep Feedforward Neural Networks
@@ -150,6 +219,21 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     """Draw a random matrix with orthogonal rows or columns, whichever are fewer.
 
     All axes but the first count as one.
+
+    Parameters
+    ----------
+    gain : float
+        Factor of all elements.
+
+    Returns
+    -------
+    callable
+        Function of a `numpy.random.Generator` and a shape that returns a float64 array.
+
+    Raises
+    ------
+    DnnValueError
+        When the initializer is called, if the shape has fewer than two axes.
 
     References
     ----------
