@@ -22,6 +22,9 @@ from dnnops.nnet.streams import recording
 
 __all__ = ["Layer"]
 
+#: How the modules of dnnops' own layers begin.
+_PACKAGE = f"{__name__.rpartition('.')[0]}."
+
 
 class Layer(Parameterized):
     """A part of a network, with its parameters.
@@ -170,6 +173,19 @@ class Layer(Parameterized):
         """Whether calls in training draw random numbers."""
         return bool(self._streams)
 
+    @property
+    def may_draw(self) -> bool:
+        """Whether later calls could make random streams: in a ``forward`` or a function of a user.
+
+        A layer of dnnops without dropout makes none, so it cannot load the state of one.
+        """
+        if self.is_random or not type(self).__module__.startswith(_PACKAGE):
+            return True
+        values = [value for name, value in vars(self).items() if name != "_place"]
+        entries = [x for value in values for x in (value if isinstance(value, list) else [value])]
+        functions = (x for x in entries if callable(x) and not isinstance(x, (Layer, Variable)))
+        return any(functions) or any(generators_in(values))
+
     def children(self) -> Iterator[tuple[str, Layer]]:
         """Yield the names and layers that this layer consists of.
 
@@ -263,9 +279,11 @@ class Layer(Parameterized):
         """Set parameters, buffers and random streams to the values of :meth:`state_dict`.
 
         A state of a random stream that the network does not have yet waits for the call that makes
-        it. If `strict` is True and the network is in training, a `DnnWarning` names the layers
-        with dropout for which the values have no such state, such as those of PyTorch. Their random
-        numbers then differ from those of the run that saved the values.
+        it, if the layer can draw random numbers: it has dropout, or a function or ``forward`` that
+        is not of dnnops. Other states of streams are unknown names. If `strict` is True and the
+        network is in training, a `DnnWarning` names the layers with dropout for which the values
+        have no such state, such as those of PyTorch. Their random numbers then differ from those
+        of the run that saved the values.
 
         Parameters
         ----------
@@ -296,7 +314,7 @@ class Layer(Parameterized):
                 name = f"{prefix}.{own_name}" if prefix else own_name
                 owners[name] = layer, own_name
                 entries[name] = states.Entry(shape, layer.state_dtype(own_name))
-        streams = {prefix: layer._streams for prefix, layer in layers.items()}
+        streams = {prefix: x._streams for prefix, x in layers.items() if x.may_draw}
         arrays, drawn = states.fitted(where, state, strict, entries, streams, self.aliases())
         parts: dict[int, tuple[Layer, dict[str, np.ndarray]]] = {}
         for name, (layer, own_name) in owners.items():

@@ -233,6 +233,43 @@ def test_states_that_do_not_fit(value, words):
         net.load_state_dict({"a.random_state.0": np.zeros(2, "int64")}, strict=True)
 
 
+class Derived(layers.Linear):
+    """What its forward draws is not known."""
+
+    def forward(self, x):
+        return nnet.dropout(super().forward(x), 0.5, seed=self.draw_seed())
+
+
+@pytest.mark.parametrize(
+    ("net", "known", "unknown"),
+    [
+        (layers.Linear(3, 4), [], [""]),
+        (layers.Dropout(0.5), [""], []),
+        (layers.Dropout(0.0), [], [""]),
+        (layers.Sequential(layers.Linear(3, 4), layers.Dropout(0.5)), ["1."], ["", "0.", "2."]),
+        (layers.Sequential(layers.Linear(3, 4), nnet.tanh), [""], ["0.", "1."]),
+        (layers.Residual(layers.ReLU(), Derived(4, 4)), ["1."], ["", "0."]),
+        (layers.LSTM(3, 4, num_layers=2, dropout=0.5), [""], []),
+        (layers.LSTM(3, 4, dropout=0.5), [], [""]),
+        (layers.MultiHeadAttention(4, 2, dropout=0.1), [""], ["out_proj."]),
+        (layers.SpatialBatchNormalization(3), [], [""]),
+    ],
+)
+def test_states_of_layers_that_draw_nothing(net, known, unknown):
+    """They are unknown, and never wait."""
+    values = net.state_dict()
+    stream = np.array([1, 64])
+    net.load_state_dict({**values, **{f"{prefix}random_state.0": stream for prefix in known}})
+    assert len(net.state_dict()) == len(values) + len(known)
+    values = net.state_dict()
+    for prefix in unknown:
+        state = {**values, f"{prefix}random_state.0": stream}
+        with pytest.raises(DnnValueError, match=rf"{prefix}random_state\.0 is unknown"):
+            net.load_state_dict(state)
+        net.load_state_dict(state, strict=False)
+        assert net.state_dict().keys() == values.keys()
+
+
 @pytest.mark.parametrize("text", [b"{", b"[]", b'{"bit_generator": "os"}', b"\xff"])
 def test_generators_that_do_not_fit(text):
     net = Noisy(RandomStream)
