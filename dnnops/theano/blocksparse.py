@@ -26,7 +26,22 @@ def sparse_block_gemv(
     inputIdx: Any,  # noqa: N803
     outputIdx: Any,  # noqa: N803
 ) -> Any:
-    """Add products of blocks to `o`; see `dnnops.nnet.sparse_block_dot`."""
+    """Add products of blocks to `o`; see `dnnops.nnet.sparse_block_dot`.
+
+    Parameters
+    ----------
+    o : tensor, (batch, output window, output size)
+    W : tensor, (input blocks, output blocks, input size, output size)
+    h : tensor, (batch, input window, input size)
+    inputIdx : integer matrix, (batch, input window)
+        Input blocks.
+    outputIdx : integer matrix, (batch, output window)
+        Output blocks.
+
+    Returns
+    -------
+    TensorVariable, of the shape of `o`
+    """
     o, W = (pt.as_tensor_variable(x) for x in (o, W))  # noqa: N806
     bias = pt.zeros((W.shape[1], W.shape[3]), dtype=W.type.dtype)
     return o + nnet.sparse_block_dot(W, h, inputIdx, bias, outputIdx)

@@ -127,13 +127,37 @@ def _inverse(order: tuple[int, ...]) -> list[int]:
 
 
 def diagonal_subtensor(x: Any, i0: Any, i1: Any) -> Any:
-    """Return the diagonals of a tensor; see `get_diagonal_subtensor_view`."""
+    """Return the diagonals of a tensor; see `get_diagonal_subtensor_view`.
+
+    Parameters
+    ----------
+    x : tensor
+    i0, i1 : int or constant scalar
+        Axes of the lines and the columns.
+
+    Returns
+    -------
+    TensorVariable
+    """
     found, order = _diagonal_indices(as_tensor_variable(x), i0, i1)
     return found.dimshuffle(_inverse(order))
 
 
 def inc_diagonal_subtensor(x: Any, i0: Any, i1: Any, amt: Any) -> Any:
-    """Add `amt` to the diagonals of a tensor; see `get_diagonal_subtensor_view`."""
+    """Add `amt` to the diagonals of a tensor; see `get_diagonal_subtensor_view`.
+
+    Parameters
+    ----------
+    x : tensor
+    i0, i1 : int or constant scalar
+        Axes of the lines and the columns.
+    amt : tensor
+        What is added, of the shape of the diagonals.
+
+    Returns
+    -------
+    TensorVariable, of the shape of `x`
+    """
     found, order = _diagonal_indices(as_tensor_variable(x), i0, i1)
     return pt.inc_subtensor(found, as_tensor_variable(amt).dimshuffle(order)).dimshuffle(
         _inverse(order)

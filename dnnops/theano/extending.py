@@ -247,5 +247,14 @@ class MonitorMode(monitormode.MonitorMode):  # type: ignore[misc]
 
 
 def detect_nan(i: int, node: Any, fn: Any) -> None:
-    """Print the node and its operands, if there is NaN among its results."""
+    """Print the node and its operands, if there is NaN among its results.
+
+    Parameters
+    ----------
+    i : int
+        Position of the node in the order of execution.
+    node : Apply
+    fn : callable
+        Thunk of the node, with its storage, which has run.
+    """
     monitormode.detect_nan(None, i, node, fn)

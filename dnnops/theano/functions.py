@@ -169,6 +169,15 @@ def sparse_grad(var: Any) -> Any:
 def format_as(use_list: bool, use_tuple: bool, outputs: Any) -> Any:
     """Return outputs as a list, as a tuple, or, if both flags are false, the only output itself.
 
+    Parameters
+    ----------
+    use_list, use_tuple : bool
+    outputs : object, or list or tuple of objects
+
+    Returns
+    -------
+    list, tuple or object
+
     Raises
     ------
     DnnValueError
@@ -188,7 +197,18 @@ def format_as(use_list: bool, use_tuple: bool, outputs: Any) -> Any:
 
 @wraps(gradient.verify_grad)
 def verify_grad(*args: Any, **kwargs: Any) -> Any:
-    """Compare a gradient with finite differences; raise ``verify_grad.E_grad`` if they differ."""
+    """Compare a gradient with finite differences; raise ``verify_grad.E_grad`` if they differ.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        Arguments of `pytensor.gradient.verify_grad`.
+
+    Raises
+    ------
+    pytensor.gradient.GradientError
+        If the gradients differ.
+    """
     return gradient.verify_grad(*args, **kwargs)
 
 
@@ -196,7 +216,19 @@ verify_grad.E_grad = gradient.GradientError  # type: ignore[attr-defined]
 
 
 def asarray(a: Any, dtype: Any, order: Any = None) -> np.ndarray:
-    """Convert `a` to an array of a dtype, which may be 'floatX', as ``theano._asarray`` did."""
+    """Convert `a` to an array of a dtype, which may be 'floatX', as ``theano._asarray`` did.
+
+    Parameters
+    ----------
+    a : array_like
+    dtype : dtype
+    order : {'C', 'F', 'A', 'K'}, optional
+        Order in memory, as for `numpy.asarray`.
+
+    Returns
+    -------
+    numpy.ndarray
+    """
     return np.asarray(a, pytensor.config.floatX if str(dtype) == "floatX" else dtype, order)
 
 

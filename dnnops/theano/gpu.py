@@ -40,12 +40,32 @@ def host_from_gpu(x: Any) -> Any:
 
 
 def gpu_alloc_empty(*shape: Any) -> Any:
-    """Return a device variable of float32 whose elements aren't set."""
+    """Return a device variable of float32 whose elements aren't set.
+
+    Parameters
+    ----------
+    *shape : int or scalar
+
+    Returns
+    -------
+    GpuArrayVariable, float32
+    """
     return as_gpuarray_variable(pt.empty(shape, dtype="float32"))
 
 
 def gpu_join(axis: Any, *tensors: Any) -> Any:
-    """Join tensors along an axis, on the device."""
+    """Join tensors along an axis, on the device.
+
+    Parameters
+    ----------
+    axis : int or scalar
+    *tensors : tensor
+        Tensors on any device, of one rank.
+
+    Returns
+    -------
+    GpuArrayVariable
+    """
     return as_gpuarray_variable(pt.join(axis, *map(as_gpuarray_variable, tensors)))
 
 

@@ -50,7 +50,18 @@ object2 = object
 
 
 def ancestors(variable_list: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
-    """Return the variables that those of a list depend on, and these, depth-first."""
+    """Return the variables that those of a list depend on, and these, depth-first.
+
+    Parameters
+    ----------
+    variable_list : iterable of Variable
+    blockers : iterable of Variable, optional
+        Variables behind which the search does not go.
+
+    Returns
+    -------
+    list of Variable
+    """
     ends = set(blockers or ())
 
     def expand(variable: Any) -> Any:
@@ -61,32 +72,94 @@ def ancestors(variable_list: Iterable[Any], blockers: Iterable[Any] | None = Non
 
 
 def inputs(variable_list: Iterable[Any], blockers: Iterable[Any] | None = None) -> list[Any]:
-    """Return the variables without an owner that those of a list depend on."""
+    """Return the variables without an owner that those of a list depend on.
+
+    Parameters
+    ----------
+    variable_list : iterable of Variable
+    blockers : iterable of Variable, optional
+        Variables behind which the search does not go.
+
+    Returns
+    -------
+    list of Variable
+    """
     return [v for v in ancestors(variable_list, blockers) if v.owner is None]
 
 
 def variables(i: Sequence[Any], o: Sequence[Any]) -> list[Any]:
-    """Return the variables between inputs and outputs."""
+    """Return the variables between inputs and outputs.
+
+    Parameters
+    ----------
+    i, o : sequence of Variable
+        Inputs and outputs.
+
+    Returns
+    -------
+    list of Variable
+        Inputs and outputs included.
+    """
     return list(traversal.vars_between(i, o))
 
 
 def orphans(i: Sequence[Any], o: Sequence[Any]) -> list[Any]:
-    """Return the variables without an owner that outputs depend on besides inputs."""
+    """Return the variables without an owner that outputs depend on besides inputs.
+
+    Parameters
+    ----------
+    i, o : sequence of Variable
+        Inputs and outputs.
+
+    Returns
+    -------
+    list of Variable
+    """
     return list(traversal.orphans_between(i, o))
 
 
 def variables_and_orphans(i: Sequence[Any], o: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the results of :func:`variables` and :func:`orphans`."""
+    """Return the results of :func:`variables` and :func:`orphans`.
+
+    Parameters
+    ----------
+    i, o : sequence of Variable
+        Inputs and outputs.
+
+    Returns
+    -------
+    pair of list of Variable
+    """
     return variables(i, o), orphans(i, o)
 
 
 def ops(i: Sequence[Any], o: Sequence[Any]) -> set[Any]:
-    """Return the Apply nodes between inputs and outputs, as a set."""
+    """Return the Apply nodes between inputs and outputs, as a set.
+
+    Parameters
+    ----------
+    i, o : sequence of Variable
+        Inputs and outputs.
+
+    Returns
+    -------
+    set of Apply
+    """
     return {v.owner for v in variables(i, o) if v.owner is not None and v not in i}
 
 
 def list_of_nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-    """Return the Apply nodes between inputs and outputs, as a list."""
+    """Return the Apply nodes between inputs and outputs, as a list.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of Variable
+
+    Returns
+    -------
+    list of Apply
+        Breadth-first from the outputs.
+    """
     ends = set(inputs)
 
     def expand(node: Any) -> list[Any]:
@@ -97,7 +170,16 @@ def list_of_nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
 
 
 def is_in_ancestors(l_node: Any, f_node: Any) -> bool:
-    """Return whether the Apply node `f_node` is `l_node`, or `l_node` depends on it."""
+    """Return whether the Apply node `f_node` is `l_node`, or `l_node` depends on it.
+
+    Parameters
+    ----------
+    l_node, f_node : Apply
+
+    Returns
+    -------
+    bool
+    """
     return f_node in traversal.apply_ancestors(l_node.outputs)
 
 
@@ -163,7 +245,20 @@ class OpRemove(NodeRewriter):  # type: ignore[misc]
         return [self.op]
 
     def transform(self, fgraph: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the inputs of a node of the Op."""
+        """Return the inputs of a node of the Op.
+
+        Parameters
+        ----------
+        fgraph : FunctionGraph
+        node : Apply
+        *args, **kwargs
+            Ignored.
+
+        Returns
+        -------
+        list of Variable or False
+            False for nodes of other Ops.
+        """
         return node.inputs if node.op == self.op else False
 
     def __str__(self) -> str:
@@ -176,7 +271,20 @@ class PreserveNames(Feature):  # type: ignore[misc]
     def on_change_input(
         self, fgraph: Any, node: Any, i: int, r: Any, new_r: Any, reason: Any = None
     ) -> None:
-        """Name the new input of a node."""
+        """Name the new input of a node.
+
+        Parameters
+        ----------
+        fgraph : FunctionGraph
+        node : Apply or str
+            Node whose input changes.
+        i : int
+            Index of the input.
+        r, new_r : Variable
+            The former input and the new one.
+        reason : object, optional
+            Rewrite that changes it.
+        """
         if r.name is not None and new_r.name is None:
             new_r.name = r.name
 
@@ -186,6 +294,15 @@ class PreserveNames(Feature):  # type: ignore[misc]
 
 def get_test_value(v: Any) -> Any:
     """Return the value of a constant or shared variable, or what a program has set as test value.
+
+    Parameters
+    ----------
+    v : Variable or array_like
+
+    Returns
+    -------
+    object
+        For a variable with a test value, that value converted to its type.
 
     Raises
     ------
@@ -205,7 +322,17 @@ def get_test_value(v: Any) -> Any:
 
 
 def get_debug_values(*args: Any) -> list[Any]:
-    """Return an empty list, as in Theano if the flag ``compute_test_value`` is off."""
+    """Return an empty list, as in Theano if the flag ``compute_test_value`` is off.
+
+    Parameters
+    ----------
+    *args
+        Variables, which are ignored.
+
+    Returns
+    -------
+    list
+    """
     return []
 
 
@@ -213,13 +340,33 @@ def get_debug_values(*args: Any) -> list[Any]:
 
 
 def hashtype(self: Any) -> int:
-    """Return a hash of the class of an object."""
+    """Return a hash of the class of an object.
+
+    Parameters
+    ----------
+    self : object
+
+    Returns
+    -------
+    int
+        Equal for objects of one class.
+    """
     cls = type(self)
     return hash(cls.__name__) ^ hash(cls.__module__)
 
 
 def memoize(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the results of a function by its arguments, which must be hashable."""
+    """Cache the results of a function by its arguments, which must be hashable.
+
+    Parameters
+    ----------
+    f : callable
+        Function of arguments that can be compared and hashed.
+
+    Returns
+    -------
+    callable
+    """
     cache: dict[Any, Any] = {}
 
     @wraps(f)
@@ -233,7 +380,20 @@ def memoize(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def deprecated(filename: str, msg: str = "") -> Callable[..., Any]:
-    """Return a decorator of functions that warns at the first call."""
+    """Return a decorator of functions that warns at the first call.
+
+    Parameters
+    ----------
+    filename : str
+        Module that the warning names.
+    msg : str
+        Further text of the warning.
+
+    Returns
+    -------
+    callable
+        Decorator whose functions emit a `DeprecationWarning` when they are first called.
+    """
 
     def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
         warned = False
@@ -254,28 +414,81 @@ def deprecated(filename: str, msg: str = "") -> Callable[..., Any]:
 
 
 def hist(coll: Iterable[Any]) -> dict[Any, int]:
-    """Return how often each element occurs."""
+    """Return how often each element occurs.
+
+    Parameters
+    ----------
+    coll : iterable of hashable
+
+    Returns
+    -------
+    dict
+        From each element to the number of its occurrences.
+    """
     return Counter(coll)
 
 
 def hash_from_file(file_path: str) -> str:
-    """Return the hash of a file's content."""
+    """Return the hash of a file's content.
+
+    Parameters
+    ----------
+    file_path : str
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
     with open(file_path, "rb") as file:
         return str(hash_from_code(file.read()))
 
 
 def unique(x: Sequence[Any]) -> bool:
-    """Return whether no element occurs twice."""
+    """Return whether no element occurs twice.
+
+    Parameters
+    ----------
+    x : sequence of hashable
+
+    Returns
+    -------
+    bool
+    """
     return len(set(x)) == len(x)
 
 
 def remove(predicate: Callable[[Any], bool], coll: Iterable[Any]) -> list[Any]:
-    """Return the elements for which `predicate` is false."""
+    """Return the elements for which `predicate` is false.
+
+    Parameters
+    ----------
+    predicate : callable
+        Function of an element.
+    coll : iterable
+
+    Returns
+    -------
+    list
+    """
     return [x for x in coll if not predicate(x)]
 
 
 def give_variables_names(variables: Sequence[Any]) -> Sequence[Any]:
     """Give a different name to each variable that has none or shares it, and return them all.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+        They are changed.
+
+    Returns
+    -------
+    sequence of Variable
 
     Raises
     ------

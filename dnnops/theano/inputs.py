@@ -54,7 +54,30 @@ def Param(  # noqa: N802 - Theano's name
     implicit: bool | None = None,
     borrow: bool | None = None,
 ) -> In:
-    """Return an ``In`` with a default value."""
+    """Return an ``In`` with a default value.
+
+    Parameters
+    ----------
+    variable : Variable
+    default : object, optional
+        Value where a call does not pass one.
+    name : str, optional
+        Name of the argument; the default is the variable's.
+    mutable : bool
+        Whether a function may overwrite the argument.
+    strict : bool
+        Whether values of other types are refused instead of converted.
+    allow_downcast : bool, optional
+        Whether values may lose precision; None allows it for Python's floats and ``floatX``.
+    implicit : bool, optional
+        Whether the input was added by a function rather than by the user.
+    borrow : bool, optional
+        Whether the function may keep the argument's memory; the default is `mutable`.
+
+    Returns
+    -------
+    In
+    """
     return In(
         variable,
         name=name,

@@ -44,7 +44,16 @@ class PersistentNdarrayID:
         self.seen: dict[int, str] = {}
 
     def name_of(self, obj: np.ndarray) -> str:
-        """Return the name of an array's file."""
+        """Return the name of an array's file.
+
+        Parameters
+        ----------
+        obj : numpy.ndarray
+
+        Returns
+        -------
+        str
+        """
         self.count += 1
         return f"array_{self.count - 1}"
 
@@ -87,7 +96,21 @@ class PersistentSharedVariableID(PersistentNdarrayID):
         self.allow_duplicates = allow_duplicates
 
     def name_of(self, obj: np.ndarray) -> str:
-        """Return the name of an array's file."""
+        """Return the name of an array's file.
+
+        Parameters
+        ----------
+        obj : numpy.ndarray
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        DnnValueError
+            If two shared variables have its name, and `allow_duplicates` is False.
+        """
         name = self.ndarray_names.get(id(obj))
         if name is None:
             return super().name_of(obj)

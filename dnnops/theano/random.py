@@ -41,7 +41,13 @@ class RandomState(np.random.Generator):
     """
 
     def seed(self, seed: Any = None) -> None:
-        """Restart the generator."""
+        """Restart the generator.
+
+        Parameters
+        ----------
+        seed : int or sequence of int, optional
+            The default takes entropy of the system.
+        """
         self.bit_generator.state = type(self.bit_generator)(seed).state
 
     def get_state(self) -> Any:
@@ -49,7 +55,18 @@ class RandomState(np.random.Generator):
         return deepcopy(self.bit_generator.state)
 
     def set_state(self, state: Any) -> None:
-        """Set the state of the generator."""
+        """Set the state of the generator.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`get_state` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is the state of another kind of generator.
+        """
         self.bit_generator.state = state
 
 
@@ -57,18 +74,53 @@ class RandomStateSharedVariable(RandomGeneratorSharedVariable):  # type: ignore[
     """Shared generator whose values have the methods of `RandomState`."""
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Return the generator, or by default a copy of it."""
+        """Return the generator, or by default a copy of it.
+
+        Parameters
+        ----------
+        borrow : bool
+            Whether draws from the returned generator may change the variable.
+        return_internal_type : bool
+            Ignored.
+
+        Returns
+        -------
+        RandomState
+        """
         value = super().get_value(borrow=borrow, return_internal_type=return_internal_type)
         return RandomState(value.bit_generator)
 
     def set_value(self, new_value: Any = None, *, borrow: bool = False, **kwargs: Any) -> None:
-        """Set the generator to another one, or to a ``RandomState`` of NumPy."""
+        """Set the generator to another one, or to a ``RandomState`` of NumPy.
+
+        Parameters
+        ----------
+        new_value : numpy.random.Generator or numpy.random.RandomState
+        borrow : bool
+            Whether the variable may share the generator.
+        **kwargs
+            Further arguments of PyTensor's method.
+
+        Raises
+        ------
+        DnnTypeError
+            If it is neither.
+        """
         value = None if new_value is None else as_generator(new_value)
         super().set_value(value, borrow=borrow, **kwargs)
 
 
 def as_generator(value: Any) -> np.random.Generator:
     """Return a generator that continues `value`, a ``RandomState`` or a generator.
+
+    Parameters
+    ----------
+    value : numpy.random.Generator or numpy.random.RandomState
+
+    Returns
+    -------
+    numpy.random.Generator
+        For a generator, one that shares its state.
 
     Raises
     ------

@@ -102,7 +102,20 @@ def flatten(x: Any, ndim: int | None = None, outdim: int | None = None) -> Any:
 
 
 def reshape(x: Any, newshape: Any, ndim: int | None = None) -> Any:
-    """Change the shape of a tensor to `newshape`, of `ndim` elements."""
+    """Change the shape of a tensor to `newshape`, of `ndim` elements.
+
+    Parameters
+    ----------
+    x : tensor
+    newshape : sequence of int or scalar, or integer vector
+        At most one element may be -1.
+    ndim : int, optional
+        Required where the length of a vector is not known.
+
+    Returns
+    -------
+    TensorVariable
+    """
     return pt.reshape(x, newshape, ndim=ndim)
 
 
@@ -216,7 +229,19 @@ def batched_dot(a: Any, b: Any) -> Any:
 
 
 def chi2sf(x: Any, k: Any) -> Any:
-    """Compute the survival function of the chi-squared distribution of `k` degrees of freedom."""
+    """Compute the survival function of the chi-squared distribution of `k` degrees of freedom.
+
+    Parameters
+    ----------
+    x : tensor
+        Non-negative numbers.
+    k : tensor
+        Degrees of freedom, which broadcast against `x`.
+
+    Returns
+    -------
+    TensorVariable, in [0, 1]
+    """
     return pt.gammaincc(pt.as_tensor_variable(k) / 2.0, pt.as_tensor_variable(x) / 2.0)
 
 

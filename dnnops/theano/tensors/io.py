@@ -48,12 +48,37 @@ class LoadFromDisk(Op):  # type: ignore[misc]
         self.mmap_mode = mmap_mode
 
     def make_node(self, path: Any) -> Apply:
-        """Make a node with a path, which may be a string or a generic variable."""
+        """Make a node with a path, which may be a string or a generic variable.
+
+        Parameters
+        ----------
+        path : str or Variable
+
+        Returns
+        -------
+        Apply
+        """
         path = Constant(generic, path) if isinstance(path, str) else path
         return Apply(self, [path], [tensor(str(self.dtype), self.broadcastable)])
 
     def perform(self, node: Apply, inputs: Any, outputs: Any) -> None:
-        """Read the array."""
+        """Read the array.
+
+        Parameters
+        ----------
+        node : Apply
+        inputs, outputs : list
+            The path, and the storage of the array.
+
+        Raises
+        ------
+        DnnValueError
+            If the path ends with ``.npz``.
+        DnnTypeError
+            If the array has another dtype.
+        OSError
+            If the file cannot be read.
+        """
         (path,) = inputs
         if str(path).endswith(".npz"):
             raise DnnValueError(f"LoadFromDisk: expected a file npy, got {path}")
@@ -64,5 +89,24 @@ class LoadFromDisk(Op):  # type: ignore[misc]
 
 
 def load(path: Any, dtype: Any, broadcastable: Any, mmap_mode: str | None = None) -> Any:
-    """Return the array in a file of NumPy's format npy; see `LoadFromDisk`."""
+    """Return the array in a file of NumPy's format npy; see `LoadFromDisk`.
+
+    Parameters
+    ----------
+    path : str or Variable
+    dtype : dtype
+    broadcastable : sequence of bool
+        Whether each axis has the size 1.
+    mmap_mode : 'c', optional
+        With 'c', the file is mapped into memory.
+
+    Returns
+    -------
+    TensorVariable
+
+    Raises
+    ------
+    DnnValueError
+        If `mmap_mode` is invalid.
+    """
     return pt.as_tensor_variable(LoadFromDisk(dtype, broadcastable, mmap_mode)(path))

@@ -101,7 +101,23 @@ cholesky = Cholesky()
 
 
 def eigh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803 - Theano's name
-    """Return the eigenvalues and eigenvectors of a symmetric matrix, given by one of its halves."""
+    """Return the eigenvalues and eigenvectors of a symmetric matrix, given by one of its halves.
+
+    Parameters
+    ----------
+    a : matrix, (n, n)
+    UPLO : {'L', 'U'}
+        The half that is read, lower or upper.
+
+    Returns
+    -------
+    values, vectors : TensorVariable, (n,) and (n, n)
+
+    Raises
+    ------
+    DnnValueError
+        If `UPLO` is invalid.
+    """
     one_of("eigh", "UPLO", UPLO, ("L", "U"))
     return linalg.eigh(a, lower=UPLO == "L")
 
@@ -116,7 +132,23 @@ _QR_MODES: dict[str, Any] = {"reduced": "economic", "complete": "full", "r": "r"
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
-    """Return the QR decomposition of a matrix: `q` and `r`, or in the mode 'r' only `r`."""
+    """Return the QR decomposition of a matrix: `q` and `r`, or in the mode 'r' only `r`.
+
+    Parameters
+    ----------
+    a : matrix, (m, n)
+    mode : {'reduced', 'complete', 'r', 'raw'}
+        As for `numpy.linalg.qr`.
+
+    Returns
+    -------
+    TensorVariable, or list of TensorVariable
+
+    Raises
+    ------
+    DnnValueError
+        If `mode` is invalid.
+    """
     one_of("qr", "mode", mode, tuple(_QR_MODES))
     result = linalg.qr(pt.as_tensor_variable(a), mode=_QR_MODES[mode])
     if mode != "r":
@@ -140,13 +172,33 @@ lstsq = OpName("lstsq", _lstsq)
 
 
 def norm(x: Any, ord: Any) -> Any:
-    """Return a norm of a vector or matrix; infinite orders may be given as 'inf' and '-inf'."""
+    """Return a norm of a vector or matrix; infinite orders may be given as 'inf' and '-inf'.
+
+    Parameters
+    ----------
+    x : vector or matrix
+    ord : int, float or {'fro', 'nuc', 'inf', '-inf'}
+
+    Returns
+    -------
+    TensorVariable, ()
+    """
     order: Any = _INFINITIES.get(ord, ord) if isinstance(ord, str) else ord
     return linalg.norm(pt.as_tensor_variable(x), order)
 
 
 def psd(v: Any) -> Any:
-    """Tell the rewrites that a matrix is symmetric and positive semi-definite."""
+    """Tell the rewrites that a matrix is symmetric and positive semi-definite.
+
+    Parameters
+    ----------
+    v : matrix, (n, n)
+
+    Returns
+    -------
+    TensorVariable, (n, n)
+        The same numbers.
+    """
     return assume(v, positive_definite=True, symmetric=True)
 
 

@@ -105,26 +105,83 @@ def topk_and_argtopk(
 def topk(
     x: Any, kth: Any, axis: int | None = -1, sorted: bool = True, idx_dtype: str = "int64"
 ) -> Any:
-    """Return the values of :func:`topk_and_argtopk`."""
+    """Return the values of :func:`topk_and_argtopk`.
+
+    Parameters
+    ----------
+    x, kth, axis, sorted, idx_dtype
+        As for :func:`topk_and_argtopk`.
+
+    Returns
+    -------
+    TensorVariable
+
+    Raises
+    ------
+    DnnValueError, ValueError
+        As for :func:`topk_and_argtopk`.
+    """
     return topk_and_argtopk(x, kth, axis, sorted, idx_dtype)[0]
 
 
 def argtopk(
     x: Any, kth: Any, axis: int | None = -1, sorted: bool = True, idx_dtype: str = "int64"
 ) -> Any:
-    """Return the indices of :func:`topk_and_argtopk`."""
+    """Return the indices of :func:`topk_and_argtopk`.
+
+    Parameters
+    ----------
+    x, kth, axis, sorted, idx_dtype
+        As for :func:`topk_and_argtopk`.
+
+    Returns
+    -------
+    TensorVariable, of `idx_dtype`
+
+    Raises
+    ------
+    DnnValueError, ValueError
+        As for :func:`topk_and_argtopk`.
+    """
     return topk_and_argtopk(x, kth, axis, sorted, idx_dtype)[1]
 
 
 def div_proxy(x: Any, y: Any) -> Any:
-    """Divide with ``int_div`` if both operands are integers, else with ``true_div``."""
+    """Divide with ``int_div`` if both operands are integers, else with ``true_div``.
+
+    Parameters
+    ----------
+    x, y : tensor
+        Operands that broadcast.
+
+    Returns
+    -------
+    TensorVariable
+    """
     x, y = pt.as_tensor_variable(x), pt.as_tensor_variable(y)
     both = x.type.dtype in discrete_dtypes and y.type.dtype in discrete_dtypes
     return pt.int_div(x, y) if both else pt.true_div(x, y)
 
 
 def check_and_normalize_axes(x: Any, axis: Any) -> list[int]:
-    """Return the non-negative numbers of axes; none for None."""
+    """Return the non-negative numbers of axes; none for None.
+
+    Parameters
+    ----------
+    x : tensor
+    axis : int, sequence of int, constant or None
+
+    Returns
+    -------
+    list of int
+
+    Raises
+    ------
+    DnnValueError
+        If an axis is out of range.
+    TypeError
+        If one is not an integer.
+    """
     ndim = pt.as_tensor_variable(x).type.ndim
     if axis is None:
         return []
