@@ -101,7 +101,7 @@ def _number(value: float | None, decimals: int, unit: float | None = 1.0) -> str
 
 
 def _significant(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    return "" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _rate(flops: int, plan: ConvPlan, scale: float) -> str:
