@@ -16,20 +16,9 @@ from dnnops.capture.schedule import schedule
 from dnnops.capture.vm import FREE_CAPTURES, ORDINARY_CALLS, CapturingVM
 from dnnops.errors import DnnThreadError
 from dnnops.gpuarray import GpuArrayType
+from tests.capture.hollow import Nodes, captures, doubling
 from tests.gpuarray.fake_devices import FakeDevices
 from tests.gpuarray.graphs import rewritten
-
-
-class Nodes:
-    """A virtual machine whose calls compute nothing."""
-
-    def __init__(self, graph: Any):
-        self.nodes = graph.toposort()
-        self.thunks = [lambda: None for _ in self.nodes]
-        self.storage_map: dict[Any, list[Any]] = {x: [None] for x in graph.variables}
-
-    def __call__(self) -> list[Any]:
-        return []
 
 
 @pytest.fixture
@@ -71,36 +60,6 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
     assert ran == [("capture", 1), ("launch", 1), ("launch", 1)]
     assert outputs == [result]
     assert devices.current == 0
-
-
-def doubling(devices, count=1):
-    """Return the virtual machine of a function of some arrays, which have values."""
-    inputs = [GpuArrayType("float32", (None,), 1)() for _ in range(count)]
-    outputs = [(x * 2).transfer("cuda1") for x in inputs]
-    with pytensor.config.change_flags(dnn__enabled="no_check"):
-        graph = rewritten(inputs, outputs, pytensor.compile.get_mode("CUDNN"))
-    nodes = Nodes(graph)
-    with devices.used(1):
-        for x in graph.inputs:
-            nodes.storage_map[x][0] = devices.array(np.arange(3.0))
-    return CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=True)
-
-
-def captures(vm, monkeypatch):
-    """Let a function's captures compute nothing; return which arguments each reads in place."""
-    wanted: list[list[bool]] = []
-
-    def capture(in_place: list[bool]) -> Captured:
-        wanted.append(in_place)
-        nothing: Any = None
-        own = zip(vm._argument_cells, in_place, strict=True)
-        places = [(cell, cell[0].data.ptr) for cell, is_read in own if is_read]
-        captured = Captured(nothing, nothing, nothing, [], [], places)
-        captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
-        return captured
-
-    monkeypatch.setattr(vm._recorder, "capture", capture)
-    return wanted
 
 
 def test_arguments_that_move_once(devices, monkeypatch):
@@ -148,8 +107,8 @@ def test_calls_within_another_capture(devices, monkeypatch):
 
     monkeypatch.setattr(vm._recorder, "capture", capture)
     monkeypatch.setattr(vm, "vm", lambda: ran.append("nodes"))
-    for captures in (True, False, True, False):
-        monkeypatch.setattr(devices._streams[1], "captures", captures)
+    for is_capturing in (True, False, True, False):
+        monkeypatch.setattr(devices._streams[1], "captures", is_capturing)
         for _ in range(ORDINARY_CALLS + 1):
             vm()
     ordinary = ["nodes"] * (ORDINARY_CALLS + 1)

@@ -464,7 +464,9 @@ def test_number_on_the_host_is_passed_by_value():
     graph = new()
     assert graph.tensor_like(np.ones((1, 1, 1, 1), "float32")).is_pass_by_value
     assert not graph.tensor_like(np.ones((1, 2), "float32")).is_pass_by_value
-    assert graph.tensor_scalar(0.1, "float16").value == float(np.float16(0.1))
+    number = graph.tensor_scalar(0.1, "float16")
+    assert number.value == float(np.float16(0.1))
+    assert number.get_is_pass_by_value()
 
 
 def test_damaged_fields_raise_errors_of_dnnops():
