@@ -1,8 +1,10 @@
 """Change single lines of the package, and report which changes no nearby test notices.
 
-``python -m tests.mutants dnnops/capture dnnops/plans --count 100 -n 2`` draws 100 changes from the
-operators of Cosmic Ray, which must be installed (``pip install cosmic-ray``). Each one is made in a
-copy of the checkout, where the nearest tests run until one fails. A change survives if none does.
+``python -m tests.mutants dnnops/capture dnnops/plans --count 100`` draws 100 changes from the
+operators of Cosmic Ray. For each one, tests that reach the line run until one fails, the nearest
+and quickest first. A change survives if none does. Which tests reach which lines is recorded before
+with coverage.py; ``--reached FILE`` keeps the record for the next run. Both must be installed
+(``pip install cosmic-ray coverage``).
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import difflib
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
+
+import pytest
+
+from tests.changes import NOT_KILLED, Examiner
 
 ROOT = Path(__file__).parents[1]
 #: Operators of Cosmic Ray, by the beginnings of their names. Those left out remove decorators and
@@ -38,19 +40,21 @@ OPERATORS = (
 #: Changes that rarely alter what code does: ``==`` and ``is`` agree for most operands here.
 EQUIVALENT = re.compile(r"_(Eq|NotEq|Is|IsNot)_(Eq|NotEq|Is|IsNot)$")
 NEGATED = {("Eq", "NotEq"), ("NotEq", "Eq"), ("Is", "IsNot"), ("IsNot", "Is")}
-#: What a copy of the checkout does not need.
-LEFT_OUT = shutil.ignore_patterns(".*", "docs", "__pycache__", "dist", "build")
 
 Place = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed module: its path in the checkout, the code, and the lines that differ."""
+    """A changed module: its path in the checkout, the code, and the lines that differ.
+
+    `lines` are those of the statement that changes, the changed one first.
+    """
 
     path: Path
     code: str
     difference: str
+    lines: tuple[int, ...]
 
 
 def draw(folders: Sequence[str], count: int, seed: int) -> list[Mutant]:
@@ -76,12 +80,13 @@ def draw(folders: Sequence[str], count: int, seed: int) -> list[Mutant]:
     generator = random.Random(seed)
     generator.shuffle(places)
     drawn = []
-    for path, _, changes in places:
+    for path, place, changes in places:
         before = path.read_text()
         after = _changed(before, *generator.choice(changes))
-        if after is not None and after != before:
+        if after not in (None, before) and _is_code(after):
             lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-            drawn.append(Mutant(path, after, "\n".join(list(lines)[2:])))
+            difference = "\n".join(list(lines)[2:])
+            drawn.append(Mutant(path, after, difference, _statement(before, place[0])))
         if len(drawn) == count:
             break
     return drawn
@@ -105,6 +110,34 @@ def _places(code: str) -> Iterator[tuple[Place, list[tuple[str, int]]]]:
                     found[place].append((name, occurrence))
                 occurrence += 1
     yield from sorted(found.items())
+
+
+def _is_code(text: str) -> bool:
+    """Return whether Python can compile a text: ``not x := y``, for example, is no change."""
+    try:
+        compile(text, "<changed>", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def _statement(code: str, place: tuple[int, int]) -> tuple[int, ...]:
+    """Return the lines of the innermost statement around a place, the place's own first.
+
+    Of a statement with a body, these are the lines before the body.
+    """
+    own, *_ = place
+    around = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.stmt) and node.lineno <= own <= (node.end_lineno or 0)
+    ]
+    if not around:  # a decorator's
+        return (own,)
+    node = max(around, key=lambda node: (node.lineno, node.col_offset))
+    body = getattr(node, "body", None) or getattr(node, "cases", None)
+    inner = getattr(body[0], "lineno", own + 1) if body else (node.end_lineno or 0) + 1
+    return (own, *range(node.lineno, max(inner, node.lineno + 1)))
 
 
 def _is_equivalent(name: str) -> bool:
@@ -133,72 +166,15 @@ def _changed(code: str, name: str, occurrence: int) -> str | None:
     return mutate_code(code, get_operator(name)(), occurrence)
 
 
-def nearest_tests(path: Path) -> list[str]:
-    """Return the files of tests for a module, the nearest first.
-
-    These are its namesakes in the same place, those that import it, and those in its folder.
-    """
-    folder = Path("tests", *path.parts[1:-1])
-    while not list(folder.glob("test_*.py")):
-        folder = folder.parent
-    module = ".".join(path.with_suffix("").parts)
-    tests = sorted(Path("tests").rglob("test_*.py"))
-    namesakes = [p for p in tests if p.parent == folder and path.stem in p.stem]
-    pattern = re.compile(rf"\b{re.escape(module)}\b")
-    importing = [p for p in tests if pattern.search(p.read_text())]
-    beside = [p for p in tests if p.parent == folder]
-    return list(dict.fromkeys(map(str, [*namesakes, *importing, *beside])))
-
-
-class Worker:
-    """A copy of the checkout in which changes are made one after another."""
-
-    def __init__(self, folder: Path, limit: float):
-        shutil.copytree(ROOT, folder, ignore=LEFT_OUT, symlinks=True)
-        self.folder, self.limit = folder, limit
-        flags = os.environ.get("PYTENSOR_FLAGS", "")
-        own = f"base_compiledir={folder}.compiled,gcc__cxxflags=-O0 -g0"
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-            "PYTENSOR_FLAGS": f"{flags},{own}" if flags else own,
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def examine(self, mutant: Mutant) -> str:
-        """Return the test that fails because of a change, or "survived", or "not judged"."""
-        target = self.folder / mutant.path
-        original = target.read_text()
-        try:
-            target.write_text(mutant.code)
-            failed = self._failed(nearest_tests(mutant.path))
-        finally:
-            target.write_text(original)
-        if not failed:
-            return "survived"
-        # A test that fails without the change, too, says nothing.
-        return "not judged" if self._failed([failed]) else failed
-
-    def _failed(self, tests: Sequence[str]) -> str:
-        """Return the first test that fails; empty if none does within the limit."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-m", "not slow"]
-        command += ["-p", "no:cacheprovider", "-rfE", "--no-header", "--tb=no", *tests]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                timeout=self.limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return ""
-        if done.returncode in (0, 5):
-            return ""
-        match = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-        return match[1] if match else tests[0]
+def tests_of(folders: Sequence[str]) -> list[str]:
+    """Return the folders of tests that mirror folders of the package."""
+    found = []
+    for given in folders:
+        folder = Path("tests", *Path(given).with_suffix("").parts[1:])
+        while not list(folder.rglob("test_*.py")):
+            folder = folder.parent
+        found.append(str(folder))
+    return list(dict.fromkeys(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -207,34 +183,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folders", nargs="+", help="folders or modules of the package")
     parser.add_argument("--count", type=int, default=100, help="number of changes")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers")
-    parser.add_argument("--limit", type=float, default=240, help="seconds of tests for a change")
+    parser.add_argument("--tests", nargs="+", help="tests; by default those of the folders")
+    parser.add_argument("--reached", type=Path, help="record of what tests reach, to keep")
+    parser.add_argument("--compiled", type=Path, help="folder of compiled modules, to keep")
+    parser.add_argument("--seconds", type=float, default=30, help="time of the tests of a change")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no change after these")
-    parser.add_argument("-n", type=int, default=1, dest="workers", help="changes at a time")
+    parser.add_argument("-n", type=int, default=1, dest="processes", help="changes at a time")
     args = parser.parse_args(arguments)
     os.chdir(ROOT)
-    mutants = draw(args.folders, args.count, args.seed)
-    stop = time.monotonic() + 60 * args.minutes
+    changes = draw(args.folders, args.count, args.seed)
+    options = ["-q", "-n", "0", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no"]
+    options += args.tests or tests_of(args.folders)
     outcomes: Counter[str] = Counter()
+
+    def report(change: Mutant, found: str) -> None:
+        outcomes[found if found in NOT_KILLED else "killed"] += 1
+        print(f"{found}: {change.path}\n{change.difference}\n", flush=True)
+
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        idle: SimpleQueue[Worker] = SimpleQueue()
-        for number in range(args.workers):
-            idle.put(Worker(Path(scratch, str(number)), args.limit))
-
-        def examine(mutant: Mutant) -> None:
-            worker = idle.get()
-            try:
-                if time.monotonic() > stop:
-                    return
-                found = worker.examine(mutant)
-            finally:
-                idle.put(worker)
-            outcomes[found if found in ("survived", "not judged") else "killed"] += 1
-            print(f"{found}: {mutant.path}\n{mutant.difference}\n", flush=True)
-
-        with ThreadPoolExecutor(args.workers) as pool:
-            list(pool.map(examine, mutants))
-    judged = outcomes["killed"] + outcomes["survived"]
-    print(f"{outcomes['survived']} of {judged} survived; not judged: {outcomes['not judged']}")
+        compiled = (args.compiled or Path(scratch, "compiled")).absolute()
+        reached = (args.reached or Path(scratch, "reached.json")).absolute()
+        # With these, tests/conftest.py compiles quickly.
+        os.environ |= {"DNNOPS_TEST_COMPILEDIRS": str(compiled), "PYTEST_XDIST_WORKER": "gw0"}
+        os.environ |= {"PYTEST_XDIST_WORKER_COUNT": "1", "OMP_NUM_THREADS": "1"}
+        if not reached.exists():
+            recorder = ["-p", "tests.reached", "--reached", str(reached)]
+            subprocess.run([sys.executable, "-m", "pytest", *recorder, *options], check=False)
+        limits = {"seconds": args.seconds, "minutes": args.minutes, "processes": args.processes}
+        examiner = Examiner(changes, reached, report=report, **limits)
+        pytest.main(["-p", "no:terminal", *options], plugins=[examiner])
+    print(", ".join(f"{name}: {outcomes[name]}" for name in ("killed", *NOT_KILLED)))
     return 0
 
 
