@@ -8,7 +8,8 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError
-from dnnops.nnet.validate import as_tensor, float_tensor, merge_shapes
+from dnnops.nnet.operands import float_operands
+from dnnops.nnet.validate import as_tensor, merge_shapes
 
 __all__ = ["sparse_block_dot"]
 
@@ -47,8 +48,7 @@ def sparse_block_dot(W: Any, h: Any, inputIdx: Any, b: Any, outputIdx: Any) -> T
     The product copies the selected blocks of `W`.
     """
     where = "sparse_block_dot"
-    weights, bias = float_tensor(where, "W", W, 4), float_tensor(where, "b", b, 2)
-    x = float_tensor(where, "h", h)
+    weights, bias, x = float_operands(where, {"W": W, "b": b, "h": h}, {"W": 4, "b": 2})
     if x.type.ndim not in (2, 3):
         raise DnnTypeError(f"{where}: h must have 2 or 3 dimensions, got {x.type.ndim}")
     inputs, outputs = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import disconnected_grad
 from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import get_scalar_constant_value, get_vector_length
@@ -38,6 +39,7 @@ __all__ = [
     "Shape",
     "accumulator_dtype",
     "as_tensor",
+    "cast_integers",
     "check_bounds",
     "check_broadcast",
     "check_int64",
@@ -159,9 +161,7 @@ def integer_vector(where: str, name: str, value: Any) -> TensorVariable:
     return vector
 
 
-def as_floating(
-    where: str, name: str, value: Any, like: TensorVariable | None = None
-) -> TensorVariable:
+def as_floating(where: str, name: str, value: Any) -> TensorVariable:
     """Return `value` as a floating-point tensor, converting integers and bools.
 
     Bools and integers of at most 16 bits become float32 and wider integers become float64, as in
@@ -172,23 +172,26 @@ def as_floating(
     where, name : str
         Names of the function and of its argument, for error messages.
     value : tensor_like
-    like : TensorVariable, optional
-        Floating-point tensor whose dtype numbers, integers and bools get instead, so that `value`
-        doesn't widen it.
 
     Raises
     ------
     DnnTypeError
         If `value` cannot be converted to a tensor, or if its dtype is not supported.
     """
-    is_number = isinstance(value, (int, float, np.number))
     value = as_tensor(f"{where}: {name} must be a tensor or array-like", value)
     dtype = np.dtype(value.type.dtype)
-    if like is not None and (dtype.kind in "biu" or (is_number and dtype.kind == "f")):
-        value = pt.cast(value, like.type.dtype)
-    elif dtype.kind in "biu":
-        value = pt.cast(value, "float32" if dtype.itemsize <= 2 else "float64")
+    if dtype.kind in "biu":
+        value = cast_integers(value, "float32" if dtype.itemsize <= 2 else "float64")
     return float_tensor(where, name, value)
+
+
+def cast_integers(x: TensorVariable, dtype: str) -> TensorVariable:
+    """Cast integers or bools to a floating-point dtype, without a gradient for what made them.
+
+    PyTensor's gradient of a comparison or of a cast to integers is zeros of floatX. Added to
+    another gradient of a float32 operand, they would make it float64.
+    """
+    return pt.cast(x if x.owner is None else disconnected_grad(x), dtype)
 
 
 def require_same_dtype(where: str, **operands: TensorVariable) -> str:

@@ -12,11 +12,13 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.compile.aliasing import add_supervisor_to_fgraph
 from pytensor.compile.io import In
+from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors, explicit_graph_inputs, graph_inputs
 
 from dnnops import nnet
+from dnnops.errors import DnnError
 from dnnops.nnet.expressions import ExpandableOp
 from tests.bad_arguments import NNET
 
@@ -108,6 +110,88 @@ def test_functions(dtype, floatx):
     assert not wrong
 
 
+def _without_dtype(x: Any) -> Iterator[Any]:
+    """Yield values of an argument that have no floating-point dtype of their own."""
+    yield from (0.3, np.array(0.3), np.array(1), [0.3], pt.lscalar())
+    if isinstance(x, pt.TensorVariable):
+        yield from (pt.tensor(dtype=d, shape=x.type.shape) for d in ("bool", "int64"))
+        known = [2 if n is None else n for n in x.type.shape]
+        yield np.full(known, 0.3).tolist()
+
+
+def _computed(x: Any) -> Iterator[Any]:
+    """Yield integers and bools that are computed from a float32 variable."""
+    yield from (x > 0, x.astype("int64"))
+
+
+def _beside(name: str, dtype: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield calls of a function in which one argument is no float beside a floating-point one."""
+    given = {k: operand(v, dtype, True) for k, v in NNET[name].items()}
+    floats = {
+        k for k, v in given.items() if isinstance(v, pt.TensorVariable) and v.type.dtype == dtype
+    }
+    for parameter in inspect.signature(getattr(nnet, name)).parameters:
+        others = [given[k] for k in floats if k != parameter]
+        if others:
+            for value in _without_dtype(given.get(parameter)):
+                yield parameter, {**given, parameter: value}
+        for x in others:
+            for value in _computed(x):
+                yield parameter, {**given, parameter: value}
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "float32"])
+def test_every_argument(dtype):
+    """Numbers, lists, integers and bools as any argument, beside the other ones."""
+    wrong, accepted = {}, set()
+    with pytensor.config.change_flags(floatX="float64"):
+        for name in sorted(NNET.keys() - _OF_FLOATX):
+            for parameter, arguments in _beside(name, dtype):
+                try:
+                    results = getattr(nnet, name)(**arguments)
+                except (DnnError, IndexError, ValueError):
+                    continue  # not an argument of this kind, or shapes that don't match
+                accepted.add((name, parameter))
+                try:
+                    check(lambda found: found, {"found": results}, dtype)
+                except AssertionError as error:
+                    wrong[name, parameter, str(arguments[parameter])[:40]] = str(error)[:300]
+                except NullTypeGradError:  # such as that of a probability
+                    continue
+    assert not wrong
+    floats = {"relu": "alpha", "conv2d": "filters", "h_softmax": "b1", "softmax_with_bias": "b"}
+    losses = ("binary_crossentropy", "sigmoid_binary_crossentropy")
+    assert accepted > {*floats.items(), *((f, k) for f in losses for k in ("output", "target"))}
+
+
+def test_every_size():
+    """Every function, with each size in turn beyond 2**16 in all operands that have it."""
+    wrong, tried = {}, set()
+    with pytensor.config.change_flags(floatX="float64"):
+        for name in sorted(NNET.keys() - _OF_FLOATX):
+            for old in (2, 3, 4, 5, 6, 7):
+                # Multiples, because windows and groups divide some of the sizes.
+                arguments = {k: _enlarged(v, old, old * 2**16) for k, v in NNET[name].items()}
+                try:
+                    results = getattr(nnet, name)(**arguments)
+                except (DnnError, IndexError, ValueError):
+                    continue
+                tried.add(name)
+                try:
+                    check(lambda found: found, {"found": results})
+                except AssertionError as error:
+                    wrong[name, old] = str(error)[:300]
+    assert not wrong
+    assert len(tried) > 70
+
+
+def _enlarged(x: Any, old: int, new: int) -> Any:
+    """Return a variable in which each size `old` is `new`."""
+    if not isinstance(x, pt.TensorVariable) or x.owner is not None or old not in x.type.shape:
+        return x
+    return pt.tensor(dtype=x.type.dtype, shape=tuple(new if n == old else n for n in x.type.shape))
+
+
 def _image(*sizes: int | None, dtype: str = "float32") -> Any:
     return pt.tensor(dtype=dtype, shape=sizes or (2, 4, 6, 7))
 
@@ -119,6 +203,8 @@ _ROWS = _image(5, 3)
 MIXED: dict[str, tuple[Any, ...]] = {
     "leaky relu": (nnet.relu, _image(), 0.1),
     "leaky relu, NumPy": (nnet.relu, _image(), np.float64(0.1)),
+    "leaky relu, array": (nnet.relu, _image(), np.array(0.1)),
+    "leaky relu of integers": (nnet.relu, pt.lmatrix(), pt.fvector()),
     "elu": (nnet.elu, _image(), 0.3),
     "clipped relu": (nnet.clipped_relu, _image(), np.float64(0.3)),
     "swish": (nnet.swish, _image(), 1.3),

@@ -9,9 +9,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.activation.softmax import softmax
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     as_tensor,
-    float_tensor,
     is_int,
     merge_shapes,
     show_shape,
@@ -69,9 +69,9 @@ def h_softmax(
         If a rank, dtype, shape or number is invalid.
     """
     where = "h_softmax"
-    x = float_tensor(where, "x", x, 2)
-    weights, bias = float_tensor(where, "W1", W1, 2), float_tensor(where, "b1", b1, 1)
-    inner, inner_bias = float_tensor(where, "W2", W2, 3), float_tensor(where, "b2", b2, 2)
+    operands = {"x": x, "W1": W1, "b1": b1, "W2": W2, "b2": b2}
+    ranks = {"x": 2, "W1": 2, "b1": 1, "W2": 3, "b2": 2}
+    x, weights, bias, inner, inner_bias = float_operands(where, operands, ranks)
     batch_size = _size(where, "batch_size", batch_size)
     n_outputs = _size(where, "n_outputs", n_outputs)
     n_classes = _size(where, "n_classes", n_classes)

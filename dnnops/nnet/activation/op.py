@@ -18,6 +18,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
 from dnnops.nnet.expressions import ExpandableOp, compared
+from dnnops.nnet.operands import real_operands
 from dnnops.nnet.validate import (
     accumulator_dtype,
     as_floating,
@@ -297,27 +298,27 @@ def relu(x: Any, alpha: Any = 0) -> TensorVariable:
         converted to float32 or float64.
     alpha : float or tensor_like
         Slope for negative `x`. A nonzero slope gives a leaky rectifier. A variable, which
-        broadcasts against `x`, can be learned.
+        broadcasts against `x`, can be learned. Numbers, lists and integers get the dtype of `x`.
 
     Returns
     -------
     TensorVariable
-        Result with the shape and dtype of `x`. If `alpha` is a variable, the shapes of `x` and
-        `alpha` are broadcast and their dtypes promoted. The gradient at 0 is `alpha`.
+        Result with the shape and dtype of `x`. If `alpha` is a variable or an array of floats, the
+        shapes of `x` and `alpha` are broadcast and their dtypes promoted. The gradient at 0 is
+        `alpha`.
 
     Raises
     ------
     DnnTypeError
         If an operand is not a real tensor.
     """
-    x = as_floating("relu", "x", x)
     if isinstance(alpha, (int, float, np.number)):
         alpha = number("relu", "alpha", alpha)
         if alpha == 0:
             return _apply("relu", "relu", x)
-        (alpha,) = _constants(x, alpha)
-    alpha = as_floating("relu", "alpha", alpha)
-    check_broadcast("relu", x=x, alpha=alpha)
+    operands = real_operands("relu", x=x, alpha=alpha)
+    check_broadcast("relu", **operands)
+    x, alpha = operands.values()
     return pt.switch(pt.gt(compared(x), 0), x, alpha * x)
 
 

@@ -22,6 +22,7 @@ from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import ExpandableOp
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     accumulator_dtype,
     check_broadcast,
@@ -331,7 +332,7 @@ def softmax_with_bias(x: Any, b: Any) -> TensorVariable:
         If a rank or dtype is invalid.
     """
     where = "softmax_with_bias"
-    x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
+    x, b = float_operands(where, {"x": x, "b": b}, {"x": 2, "b": 1})
     check_broadcast(where, x=x, b=b)
     return softmax(x + b)
 

@@ -20,6 +20,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnValueError
 from dnnops.nnet.conv.base import ConvBase, ConvWords
 from dnnops.nnet.conv.geometry import canonical_conv_params, conv_output_shape, resolve_padding
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     accumulator_dtype,
     float_tensor,
@@ -211,7 +212,7 @@ def conv_operands(where: str, ndim: int, **operands: Any) -> list[TensorVariable
     DnnTypeError
         If a rank is not `ndim` + 2, or a dtype is not a supported floating-point dtype.
     """
-    tensors = [float_tensor(where, name, x, ndim + 2) for name, x in operands.items()]
+    tensors = float_operands(where, operands, dict.fromkeys(operands, ndim + 2))
     dtype = np.result_type(*(x.type.dtype for x in tensors)).name
     return [x if x.type.dtype == dtype else pt.cast(x, dtype) for x in tensors]
 

@@ -8,9 +8,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.conv.op import conv1d, convolve, refuse_unshared
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     MAX_PARAMETER,
-    float_tensor,
     int_tuple,
     is_int,
     shape_argument,
@@ -128,6 +128,12 @@ def _separable(
         "filters": "pointwise_filters",
         "filter_shape": "pointwise_filter_shape",
     }
+    operands = {
+        "input": input,
+        "depthwise_filters": depthwise,
+        "pointwise_filters": pointwise,
+    }
+    input, depthwise, pointwise = float_operands(where, operands)
     channels = convolve(
         where, ndim, input, depthwise, input_shape, depthwise_shape, names, **params
     )
@@ -183,7 +189,7 @@ def causal_conv1d(
     if not is_int(filter_dilation):
         raise DnnTypeError(f"{where}: filter_dilation must be an int, got {shown(filter_dilation)}")
     (filter_dilation,) = int_tuple(where, "filter_dilation", filter_dilation, 1, 1)
-    filters = float_tensor(where, "filters", filters, 3)
+    input, filters = float_operands(where, {"input": input, "filters": filters}, {"filters": 3})
     length = shape_argument(where, "filter_shape", filter_shape, 3)[2]
     length = filters.type.shape[2] if length is None else length
     if not isinstance(length, int):

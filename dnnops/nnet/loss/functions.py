@@ -15,8 +15,8 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.activation.elementwise import softplus
 from dnnops.nnet.activation.op import Activation
+from dnnops.nnet.operands import real_operands
 from dnnops.nnet.validate import (
-    as_floating,
     as_tensor,
     check_broadcast,
     float_tensor,
@@ -41,8 +41,8 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     output : tensor_like
         Probabilities, between 0 and 1 exclusive.
     target : tensor_like
-        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, integers and
-        bools get the dtype of `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, lists, integers
+        and bools get the dtype of the other operand.
 
     Returns
     -------
@@ -56,9 +56,9 @@ def binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     DnnTypeError
         If an operand is not a tensor of real numbers.
     """
-    output = as_floating("binary_crossentropy", "output", output)
-    target = as_floating("binary_crossentropy", "target", target, like=output)
-    check_broadcast("binary_crossentropy", output=output, target=target)
+    operands = real_operands("binary_crossentropy", output=output, target=target)
+    check_broadcast("binary_crossentropy", **operands)
+    output, target = operands.values()
     made = output.owner
     # Not left to the rewrites of the logarithm, which some modes leave out.
     if made is not None and isinstance(made.op, Activation) and made.op.mode == "sigmoid":
@@ -74,8 +74,8 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     output : tensor_like
         Logits: scores whose sigmoids are the predicted probabilities.
     target : tensor_like
-        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, integers and
-        bools get the dtype of `output`.
+        True probabilities, from 0 to 1, which broadcast against `output`. Numbers, lists, integers
+        and bools get the dtype of the other operand.
 
     Returns
     -------
@@ -88,9 +88,9 @@ def sigmoid_binary_crossentropy(output: Any, target: Any) -> TensorVariable:
     DnnTypeError
         If an operand is not a tensor of real numbers.
     """
-    output = as_floating("sigmoid_binary_crossentropy", "output", output)
-    target = as_floating("sigmoid_binary_crossentropy", "target", target, like=output)
-    check_broadcast("sigmoid_binary_crossentropy", output=output, target=target)
+    operands = real_operands("sigmoid_binary_crossentropy", output=output, target=target)
+    check_broadcast("sigmoid_binary_crossentropy", **operands)
+    output, target = operands.values()
     return target * softplus(-output) + (1 - target) * softplus(output)
 
 
@@ -102,7 +102,8 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     coding_dist : tensor_like, (..., classes)
         Predicted probabilities, often a softmax.
     true_dist : tensor_like, (..., classes), or integer vector, (rows,)
-        True probabilities or, if `coding_dist` is a matrix, the true class of each row.
+        True probabilities or, if `coding_dist` is a matrix, the true class of each row. Numbers,
+        lists, integers and bools get the dtype of the other operand.
 
     Returns
     -------
@@ -121,8 +122,9 @@ def categorical_crossentropy(coding_dist: Any, true_dist: Any) -> TensorVariable
     coding = float_tensor(where, "coding_dist", coding_dist)
     true = as_tensor(f"{where}: true_dist must be a tensor", true_dist)
     if true.type.ndim == coding.type.ndim:
-        true = as_floating(where, "true_dist", true, like=coding)
-        check_broadcast(where, coding_dist=coding, true_dist=true)
+        operands = real_operands(where, coding_dist=coding_dist, true_dist=true_dist)
+        check_broadcast(where, **operands)
+        coding, true = operands.values()
         return -pt.sum(true * pt.log(coding), axis=-1)
     if (true.type.ndim, coding.type.ndim) == (1, 2):
         return _of_true_classes(where, coding, "true_dist", true)

@@ -15,6 +15,7 @@ from dnnops.errors import DnnTypeError
 from dnnops.nnet.activation.softmax import softmax_with_bias
 from dnnops.nnet.checks import checked
 from dnnops.nnet.loss.cross_entropy import cross_entropy
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import check_broadcast, float_tensor, integer_vector, merge_shapes
 
 __all__ = [
@@ -59,7 +60,7 @@ def crossentropy_softmax_argmax_1hot_with_bias(x: Any, b: Any, y_idx: Any) -> li
         If a class is too large, when the result is computed.
     """
     where = "crossentropy_softmax_argmax_1hot_with_bias"
-    x, b = float_tensor(where, "x", x, 2), float_tensor(where, "b", b, 1)
+    x, b = float_operands(where, {"x": x, "b": b}, {"x": 2, "b": 1})
     labels = _classes(where, "y_idx", y_idx)
     merge_shapes(where, **{"rows of x": x.type.shape[:1], "y_idx": labels.type.shape})
     check_broadcast(where, x=x, b=b)
@@ -130,7 +131,7 @@ def crossentropy_softmax_1hot_with_bias_dx(dy: Any, sm: Any, y_idx: Any) -> Tens
         If a rank or dtype is invalid.
     """
     where = "crossentropy_softmax_1hot_with_bias_dx"
-    dy, sm = float_tensor(where, "dy", dy), float_tensor(where, "sm", sm, 2)
+    dy, sm = float_operands(where, {"dy": dy, "sm": sm}, {"sm": 2})
     if dy.type.ndim > 1:
         raise DnnTypeError(f"{where}: dy must be a scalar or a vector, got {dy.type}")
     labels = _classes(where, "y_idx", y_idx)
@@ -168,10 +169,8 @@ def crossentropy_categorical_1hot_grad(
         If a rank or dtype is invalid.
     """
     where = "crossentropy_categorical_1hot_grad"
-    g_y, coding = (
-        float_tensor(where, "g_y", g_y, 1),
-        float_tensor(where, "coding_dist", coding_dist, 2),
-    )
+    operands = {"g_y": g_y, "coding_dist": coding_dist}
+    g_y, coding = float_operands(where, operands, {"g_y": 1, "coding_dist": 2})
     merge_shapes(where, g_y=g_y.type.shape, coding_dist=coding.type.shape[:1])
     labels = _classes(where, "true_one_of_n", true_one_of_n)
     merge_shapes(where, g_y=g_y.type.shape, true_one_of_n=labels.type.shape)

@@ -23,8 +23,8 @@ from dnnops.arguments import shown, switch
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import is_connected
 from dnnops.nnet.norm.batchnorm_base import BatchNormBase
+from dnnops.nnet.operands import real_operands
 from dnnops.nnet.validate import (
-    as_floating,
     float64_scalar,
     is_int,
     show_shape,
@@ -252,19 +252,19 @@ def check_sizes(where: str, name: str, parameter: Any, inputs: Any, axes: tuple[
 
 
 def _operands(
-    where: str, inputs: Any, axes: Any, **parameters: Any
+    where: str, axes: Any, operands: dict[str, TensorVariable]
 ) -> tuple[TensorVariable, tuple[int, ...], list[TensorVariable]]:
     """Return the input, the axes, and the parameters with as many dimensions as the input.
 
     All are cast to the widest of their dtypes, but a float16 input with float32 parameters keeps
     its dtype.
     """
-    x = as_floating(where, "inputs", inputs)
+    given = dict(operands)
+    x = given.pop("inputs")
     ndim = x.type.ndim
     if ndim == 0:
         raise DnnTypeError(f"{where}: inputs must have at least 1 dimension, got a scalar")
     canonical = _axes(where, axes, ndim)
-    given = {name: as_floating(where, name, value) for name, value in parameters.items()}
     x, given = _widened(x, given)
     padded = []
     for name, parameter in given.items():
@@ -317,9 +317,9 @@ def batch_normalization_train(
     Parameters
     ----------
     inputs : tensor_like
-        Batch with one or more dimensions, in float16, float32 or float64. Integers are converted
-        to float32 if they have at most 16 bits, and to float64 otherwise. The same holds for the
-        parameters.
+        Batch with one or more dimensions, in float16, float32 or float64. Lists and integers, also
+        as parameters, get the dtype of the other operands. If all operands are integers, they are
+        converted to float32 if they have at most 16 bits, and to float64 otherwise.
     gamma, beta : tensor_like
         Scale and bias. They have as many dimensions as `inputs`, with size 1 on `axes`, or lack
         these axes; for 'spatial', they can be vectors. The computation uses the widest dtype of
@@ -383,8 +383,8 @@ def batch_normalization_train(
     running = running_mean is not None
     if running:
         parameters |= {"running_mean": running_mean, "running_var": running_var}
-    given = {name: as_floating(where, name, value) for name, value in parameters.items()}
-    x, canonical, padded = _operands(where, inputs, axes, **given)
+    given = real_operands(where, inputs=inputs, **parameters)
+    x, canonical, padded = _operands(where, axes, given)
     scalars = [float64_scalar(where, "epsilon", epsilon, 0.0)]
     factor = float64_scalar(
         where, "running_average_factor", running_average_factor, minimum=0.0, maximum=1.0
@@ -393,7 +393,7 @@ def batch_normalization_train(
         scalars.append(factor)
     op = BatchNormTrain(canonical, running)
     out, *results = op.make_node(x, *padded[:2], *scalars, *padded[2:]).outputs
-    first, _, *averages = given.values()
+    _, first, _, *averages = given.values()
     like = (first, first, *averages)
     return (
         out,
@@ -432,8 +432,7 @@ def batch_normalization_test(
         If the axes are invalid, the shapes don't match, or `epsilon` is negative or not finite.
     """
     where = "batch_normalization_test"
-    x, canonical, padded = _operands(
-        where, inputs, axes, gamma=gamma, beta=beta, mean=mean, var=var
-    )
+    given = real_operands(where, inputs=inputs, gamma=gamma, beta=beta, mean=mean, var=var)
+    x, canonical, padded = _operands(where, axes, given)
     op: Any = BatchNormInference(canonical)
     return op(x, *padded, float64_scalar(where, "epsilon", epsilon, 0.0))

@@ -6,7 +6,8 @@ from typing import Any
 
 from pytensor.tensor.variable import TensorVariable
 
-from dnnops.nnet.validate import as_floating, check_broadcast, one_of
+from dnnops.nnet.operands import real_operands
+from dnnops.nnet.validate import check_broadcast, one_of
 
 __all__ = ["batch_normalization"]
 
@@ -24,7 +25,8 @@ def batch_normalization(
     inputs : tensor_like
         Values to normalize, in float16, float32 or float64. Integers are converted.
     gamma, beta, mean, std : tensor_like
-        Scale, bias, mean and standard deviation. They broadcast against `inputs`.
+        Scale, bias, mean and standard deviation. They broadcast against `inputs`. Operands that are
+        numbers, lists, integers or bools get the dtype of the others.
     mode : {'low_mem', 'high_mem'}
         Order of the operations. 'high_mem' divides `gamma` by `std`, which are small arrays, and
         'low_mem' divides the inputs. The names come from Theano. Once the operations are fused,
@@ -44,10 +46,10 @@ def batch_normalization(
     """
     where = "batch_normalization"
     one_of(where, "mode", mode, ("low_mem", "high_mem"))
-    x = as_floating(where, "inputs", inputs)
-    given = {"gamma": gamma, "beta": beta, "mean": mean, "std": std}
-    scale, bias, center, deviation = (as_floating(where, n, v, x) for n, v in given.items())
-    check_broadcast(where, inputs=x, gamma=scale, beta=bias, mean=center, std=deviation)
+    given = {"inputs": inputs, "gamma": gamma, "beta": beta, "mean": mean, "std": std}
+    operands = real_operands(where, **given)
+    check_broadcast(where, **operands)
+    x, scale, bias, center, deviation = operands.values()
     if mode == "high_mem":
         return (x - center) * (scale / deviation) + bias
     return (x - center) / deviation * scale + bias

@@ -20,6 +20,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, reshaped
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     Shape,
     accumulator_dtype,
@@ -292,13 +293,12 @@ def group_norm(
     Wu and He, Group Normalization (2018).
     """
     where = "group_norm"
+    vectors = {"gamma": gamma, "beta": beta}
+    named = {"x": x, **{name: v for name, v in vectors.items() if v is not None}}
+    x, *values = float_operands(where, named, dict.fromkeys(vectors, 1))
     x = data_tensor(where, x)
     op: Any = GroupNorm(group_count(where, num_groups), number(where, "epsilon", epsilon, 0.0))
-    given = {
-        name: float_tensor(where, name, value, 1)
-        for name, value in (("gamma", gamma), ("beta", beta))
-        if value is not None
-    }
+    given = dict(zip(list(named)[1:], values, strict=True))
     dtype = next((vector.type.dtype for vector in given.values()), x.type.dtype)
     channels = x.shape[1] if x.type.shape[1] is None else x.type.shape[1]
     for name, fill in (("gamma", pt.ones), ("beta", pt.zeros)):

@@ -15,7 +15,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, number, shown
 from dnnops.errors import DnnTypeError, DnnValueError
-from dnnops.nnet.validate import accumulator_dtype, check_broadcast, float_tensor, show_shape
+from dnnops.nnet.operands import float_operands
+from dnnops.nnet.validate import accumulator_dtype, check_broadcast, show_shape
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -45,15 +46,12 @@ def _normalized(
     normalize: Callable[[TensorVariable, tuple[int, ...], np.ndarray], TensorVariable],
 ) -> TensorVariable:
     """Normalize `x`, multiply it by the first parameter and add the second, in its accumulator."""
-    x = float_tensor(where, "x", x)
+    named = {"x": x, **{name: v for name, v in parameters.items() if v is not None}}
+    x, *values = float_operands(where, named)
     found = _axes(where, axes, x.type.ndim)
     dtype = accumulator_dtype(x.type.dtype)
     constant = np.asarray(number(where, "epsilon", epsilon, 0.0), dtype=dtype)
-    given = {
-        name: float_tensor(where, name, value)
-        for name, value in parameters.items()
-        if value is not None
-    }
+    given = dict(zip(list(named)[1:], values, strict=True))
     for name, value in given.items():
         if value.type.ndim > x.type.ndim:
             raise DnnTypeError(

@@ -23,6 +23,7 @@ from pytensor.tensor.variable import TensorVariable
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnValueError
 from dnnops.nnet.expressions import is_connected
+from dnnops.nnet.operands import float_operands
 from dnnops.nnet.resample.bilinear import Corner, along_grid, corners, grid_coordinates
 from dnnops.nnet.validate import (
     MAX_PARAMETER,
@@ -473,8 +474,7 @@ def spatial_transformer(
     Based on Jaderberg, Simonyan, Zisserman and Kavukcuoglu, Spatial Transformer Networks (2015).
     """
     where = "spatial_transformer"
-    img = float_tensor(where, "img", img, 4)
-    theta = float_tensor(where, "theta", theta, 3)
+    img, theta = float_operands(where, {"img": img, "theta": theta}, {"img": 4, "theta": 3})
     require_same_dtype(where, img=img, theta=theta)
     sizes = scaled_sizes(where, img, scale_width, scale_height)
     return grid_sample(img, affine_grid(theta, sizes))
