@@ -94,7 +94,20 @@ class Table:
     row_styles: dict[int, str] = field(default_factory=dict)
 
     def fitted(self, width: int) -> tuple[list[tuple[Column, int]], list[str]]:
-        """Return the columns that fit with their widths, and the titles of the others."""
+        """Return the columns that fit with their widths, and the titles of the others.
+
+        Parameters
+        ----------
+        width : int
+            Characters of a line.
+
+        Returns
+        -------
+        shown : list of (Column, int)
+            The columns that fit, with their widths in characters.
+        dropped : list of str
+            Titles of those that do not.
+        """
         shown, dropped = list(self.columns), []
         for title in self.first_dropped:
             if sum(column.least() for column in shown) + _GAP * (len(shown) - 1) <= width:
@@ -141,7 +154,17 @@ class Table:
             yield Text(f"a wider terminal also shows: {', '.join(dropped)}", "dim")
 
     def text(self, width: int) -> str:
-        """Return the table as plain text of this width."""
+        """Return the table as plain text of this width.
+
+        Parameters
+        ----------
+        width : int
+            Characters of a line.
+
+        Returns
+        -------
+        str
+        """
         return rendered(plain_console(width, colors=False), self)
 
     def html(self) -> str:
@@ -223,7 +246,20 @@ class Shown:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a paragraph as lines that break only at blanks; all but the first are indented."""
+    """Return a paragraph as lines that break only at blanks; all but the first are indented.
+
+    Parameters
+    ----------
+    text : str
+    width : int
+        Characters of a line. A longer word has a line of its own.
+    indent : str
+        What the lines after the first begin with.
+
+    Returns
+    -------
+    list of str
+    """
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

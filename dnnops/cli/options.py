@@ -9,7 +9,17 @@ __all__ = ["integer"]
 
 
 def integer(minimum: int) -> Callable[[str], int]:
-    """Return a type for ``argparse``: an integer in decimal digits, not less than a minimum."""
+    """Return a type for ``argparse``: an integer in decimal digits, not less than a minimum.
+
+    Parameters
+    ----------
+    minimum : int
+
+    Returns
+    -------
+    callable
+        Function of the text that raises `argparse.ArgumentTypeError`.
+    """
 
     def parse(text: str) -> int:
         # Python refuses to convert more than 4300 digits.

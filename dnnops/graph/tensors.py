@@ -66,6 +66,16 @@ def as_number(value: Any, what: str) -> float:
 def as_flag(value: Any, what: str) -> bool:
     """Return True or False.
 
+    Parameters
+    ----------
+    value : object
+    what : str
+        Name of the value, for the message.
+
+    Returns
+    -------
+    bool
+
     Raises
     ------
     DnnTypeError
@@ -123,7 +133,17 @@ def as_sizes(value: Any, what: str, least: int | None = None) -> list[int]:
 
 
 def sizes_from(least: int) -> Callable[[Any, str], list[int]]:
-    """Return `as_sizes` for numbers of at least `least`."""
+    """Return `as_sizes` for numbers of at least `least`.
+
+    Parameters
+    ----------
+    least : int
+
+    Returns
+    -------
+    callable
+        Function of a value and its name.
+    """
     return partial(as_sizes, least=least)
 
 

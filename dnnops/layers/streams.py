@@ -25,13 +25,35 @@ _MOST_POSITION, _MOST_BUFFER_POSITION = 624, 4
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Return the name of a layer and the number of its stream, or `name` and None."""
+    """Return the name of a layer and the number of its stream, or `name` and None.
+
+    Parameters
+    ----------
+    name : str
+        Name of an entry of a state.
+
+    Returns
+    -------
+    layer : str
+        Empty for the network itself.
+    number : int or None
+    """
     match = _NAME.fullmatch(name)
     return (match[1] or "", int(match[2])) if match else (name, None)
 
 
 def generators_in(attributes: Iterable[Any]) -> Iterator[Any]:
-    """Yield generators among attributes, and those of streams such as PyTensor's `RandomStream`."""
+    """Yield generators among attributes, and those of streams such as PyTensor's `RandomStream`.
+
+    Parameters
+    ----------
+    attributes : iterable
+        Values of a layer's attributes.
+
+    Returns
+    -------
+    iterator of RandomGeneratorSharedVariable
+    """
     for value in attributes:
         if isinstance(value, RandomGeneratorSharedVariable):
             yield value
@@ -69,6 +91,13 @@ class Streams:
     def add(self, where: str, streams: Iterable[Any]) -> None:
         """Add new streams, and set those whose states were loaded before.
 
+        Parameters
+        ----------
+        where : str
+            Name of the layer.
+        streams : iterable of SharedVariable
+            Streams that a call has made or used.
+
         Raises
         ------
         DnnValueError
@@ -94,13 +123,29 @@ class Streams:
         return {f"random_state.{number}": state for number, state in self.states().items()}
 
     def problem(self, number: int, state: np.ndarray) -> str:
-        """Return why a state does not fit, as the end of a sentence; empty if it does."""
+        """Return why a state does not fit, as the end of a sentence; empty if it does.
+
+        Parameters
+        ----------
+        number : int
+            Number of the stream in its layer.
+        state : numpy.ndarray
+
+        Returns
+        -------
+        str
+        """
         if number < len(self._made):
             return _problem(self._made[number], state)
         return "" if state.dtype.kind in "iu" else f"must be integers, got {state.dtype}"
 
     def set(self, states: Mapping[int, np.ndarray]) -> None:
-        """Set streams to states that have been checked; the others keep theirs."""
+        """Set streams to states that have been checked; the others keep theirs.
+
+        Parameters
+        ----------
+        states : mapping of int to numpy.ndarray
+        """
         for number, state in states.items():
             if number < len(self._made):
                 _set(self._made[number], state)

@@ -18,7 +18,21 @@ L = TypeVar("L", bound=_Parent)
 
 
 def layers_in(kind: type[L], name: str, value: Any) -> Iterator[tuple[str, L]]:
-    """Yield the layers of a class in the value of an attribute, with their names."""
+    """Yield the layers of a class in the value of an attribute, with their names.
+
+    Parameters
+    ----------
+    kind : type
+        Class of the layers.
+    name : str
+        Name of the attribute.
+    value : object
+        A layer, or a list, tuple or dict of values; anything else has none.
+
+    Returns
+    -------
+    iterator of (str, layer)
+    """
     if isinstance(value, kind):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -30,7 +44,17 @@ def layers_in(kind: type[L], name: str, value: Any) -> Iterator[tuple[str, L]]:
 
 
 def modules(root: L) -> Iterator[tuple[str, L]]:
-    """Yield a layer with an empty name, and all layers within it; each only once."""
+    """Yield a layer with an empty name, and all layers within it; each only once.
+
+    Parameters
+    ----------
+    root : layer
+
+    Returns
+    -------
+    iterator of (str, layer)
+        Depth-first, in the order of the attributes.
+    """
     seen: set[int] = set()
     waiting: list[tuple[str, L]] = [("", root)]
     while waiting:
@@ -44,7 +68,17 @@ def modules(root: L) -> Iterator[tuple[str, L]]:
 
 
 def aliases(root: _Parent) -> dict[str, str]:
-    """Return the first prefix of layers that occur more than once, by each other prefix."""
+    """Return the first prefix of layers that occur more than once, by each other prefix.
+
+    Parameters
+    ----------
+    root : layer
+
+    Returns
+    -------
+    dict of str to str
+        Prefixes end with a dot.
+    """
     first: dict[int, str] = {}
     found: dict[str, str] = {}
 

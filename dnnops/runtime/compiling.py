@@ -104,6 +104,15 @@ def is_own(library: Path) -> bool:
     """Return whether a library is intact, and others could write neither it nor its checksum.
 
     Only files are examined: others must not be able to write to the directory either.
+
+    Parameters
+    ----------
+    library : Path
+
+    Returns
+    -------
+    bool
+        False also if a file is missing.
     """
     try:
         own = not any(distrust_file(f.lstat()) for f in (library, _checksum_file(library)))

@@ -20,7 +20,17 @@ _MADE_FILE = re.compile(rf"libdnnops_[\w-]+\.so(\.sha256)?|{re.escape(LOCK)}")
 
 
 def holds_own(library: Path) -> bool:
-    """Return whether a library is intact, and neither it nor its folder may come from others."""
+    """Return whether a library is intact, and neither it nor its folder may come from others.
+
+    Parameters
+    ----------
+    library : Path
+
+    Returns
+    -------
+    bool
+        False also if there is no such file.
+    """
     try:
         return not distrust_directory(library.parent) and is_own(library)
     except OSError:
@@ -33,6 +43,11 @@ def make_private(directory: Path) -> None:
     If others may write to an existing directory of this user, its mode is changed and its content
     removed, since any library that is loaded from there runs with this user's rights. Only what
     dnnops makes is removed: nothing is, if there is anything else, or if the directory is a link.
+
+    Parameters
+    ----------
+    directory : Path
+        Its parents are created, too.
 
     Raises
     ------

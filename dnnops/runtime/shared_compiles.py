@@ -86,7 +86,13 @@ def compile_once(folder: Path, identity: str, compiled: Callable[[Path], None], 
 
 
 def remove_old_modules(folder: Path) -> None:
-    """Remove the modules of a shared folder that were not used for an hour."""
+    """Remove the modules of a shared folder that were not used for an hour.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder that does not exist counts as empty.
+    """
     with suppress(OSError):
         for path in folder.iterdir():
             if not _MADE.fullmatch(path.name):

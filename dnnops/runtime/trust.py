@@ -46,6 +46,20 @@ def distrust_path(directory: Path) -> str:
     """Return a reason why others could replace a directory; see `distrust_directory`.
 
     Its own owner and mode do not matter.
+
+    Parameters
+    ----------
+    directory : Path
+
+    Returns
+    -------
+    str
+        Empty if the path is trusted.
+
+    Raises
+    ------
+    OSError
+        If a folder above it does not exist or cannot be examined.
     """
     for place, above in _passed(os.path.abspath(directory)):
         reason = _distrust_owner(above, place, _unmapped_owner())

@@ -85,31 +85,82 @@ class ByTags(RewriteDatabase):
 
 
 def when_included(*tags: str) -> Callable[[Callable[[], GraphRewriter]], ByTags]:
-    """Return a decorator to a database entry that does nothing in modes without these tags."""
+    """Return a decorator to a database entry that does nothing in modes without these tags.
+
+    Parameters
+    ----------
+    *tags : str
+
+    Returns
+    -------
+    callable
+        Decorator of a function without arguments that returns a rewriter.
+    """
     return lambda make: ByTags(
         lambda included, excluded: make() if included.issuperset(tags) else None
     )
 
 
 def unless_excluded(*tags: str) -> Callable[[Callable[[], GraphRewriter]], ByTags]:
-    """Return a decorator to a database entry that does nothing if a mode excludes such a tag."""
+    """Return a decorator to a database entry that does nothing if a mode excludes such a tag.
+
+    Parameters
+    ----------
+    *tags : str
+
+    Returns
+    -------
+    callable
+        Decorator of a function without arguments that returns a rewriter.
+    """
     return lambda make: ByTags(
         lambda included, excluded: make() if excluded.isdisjoint(tags) else None
     )
 
 
 def on_the_host(make: Callable[[], GraphRewriter]) -> ByTags:
-    """Return a database entry that does nothing for graphs that move to a GPU."""
+    """Return a database entry that does nothing for graphs that move to a GPU.
+
+    Parameters
+    ----------
+    make : callable
+        Function that returns a rewriter.
+
+    Returns
+    -------
+    ByTags
+    """
     return ByTags(lambda included, excluded: None if "gpu" in included else make())
 
 
 def on_the_gpu(make: Callable[[], GraphRewriter]) -> ByTags:
-    """Return a database entry whose rewriter is only made for graphs that move to a GPU."""
+    """Return a database entry whose rewriter is only made for graphs that move to a GPU.
+
+    Parameters
+    ----------
+    make : callable
+        Function that returns a rewriter.
+
+    Returns
+    -------
+    ByTags
+    """
     return ByTags(lambda included, excluded: make())
 
 
 def before_the_move(make: Callable[[Tags, bool], GraphRewriter]) -> ByTags:
-    """Return a database entry for a rewriter that must know which nodes will move to the GPU."""
+    """Return a database entry for a rewriter that must know which nodes will move to the GPU.
+
+    Parameters
+    ----------
+    make : callable
+        Function of the excluded tags, and of whether everything moves that can, that returns a
+        rewriter.
+
+    Returns
+    -------
+    ByTags
+    """
     return ByTags(lambda included, excluded: make(excluded, EVERYTHING in included))
 
 
@@ -117,6 +168,15 @@ def in_networks(*steps: GraphRewriter) -> ByTags:
     """Return a database entry that rewrites only graphs of neural networks.
 
     In the modes of dnnops, every graph counts as a neural network.
+
+    Parameters
+    ----------
+    *steps : GraphRewriter
+        Rewriters, in the order in which they run.
+
+    Returns
+    -------
+    ByTags
     """
     return ByTags(lambda included, excluded: InNetworks(*steps, everywhere=is_ours(included)))
 
