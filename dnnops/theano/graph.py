@@ -12,15 +12,17 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph import traversal
 from pytensor.graph.basic import Constant
 from pytensor.graph.features import Feature
-from pytensor.graph.rewriting.basic import NodeRewriter
+from pytensor.graph.rewriting import basic as rewriting
 from pytensor.utils import hash_from_code
 
 from dnnops.errors import DnnValueError
+from dnnops.theano.ops import OpName
 
 __all__ = [
     "OpRemove",
     "PreserveNames",
     "ancestors",
+    "check_stack_trace",
     "deprecated",
     "get_debug_values",
     "get_test_value",
@@ -224,7 +226,7 @@ def stack_search(start: Any, expand: Any, mode: str = "bfs", build_inv: bool = F
 # Rewrites and features
 
 
-class OpRemove(NodeRewriter):  # type: ignore[misc]
+class OpRemove(rewriting.NodeRewriter):  # type: ignore[misc]
     """Rewrite that replaces the outputs of an Op by its inputs.
 
     Parameters
@@ -353,6 +355,16 @@ def hashtype(self: Any) -> int:
     """
     cls = type(self)
     return hash(cls.__name__) ^ hash(cls.__module__)
+
+
+@wraps(rewriting.check_stack_trace)
+def check_stack_trace(
+    f_or_fgraph: Any, ops_to_check: Any = "last", bug_print: str = "raise"
+) -> bool:
+    """Return whether nodes of a compiled graph know where they were made; a class is one of Ops."""
+    # PyTensor would call what stands for a class as a function of nodes.
+    classes = (ops_to_check,) if isinstance(ops_to_check, OpName) else ops_to_check
+    return rewriting.check_stack_trace(f_or_fgraph, classes, bug_print)
 
 
 def memoize(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -147,6 +147,23 @@ def test_gradients(theano: Any):
         form(False, False, [x, x])
 
 
+def test_stack_traces_of_classes(theano: Any):
+    from theano.gof.opt import check_stack_trace
+    from theano.tensor.nnet.corr import CorrMM, CorrMM_gradInputs
+
+    x, w = theano.tensor.ftensor4s("x", "w")
+    with theano.config.change_flags(traceback__limit=8):
+        f = theano.function([x, w], theano.tensor.nnet.conv2d(x, w))
+    for classes in (CorrMM, [CorrMM], (CorrMM_gradInputs, CorrMM)):
+        assert check_stack_trace(f, ops_to_check=classes)
+    (node,) = (node for node in f.maker.fgraph.toposort() if isinstance(node.op, CorrMM))
+    node.outputs[0].tag.trace = []
+    assert not check_stack_trace(f, CorrMM)
+    assert not check_stack_trace(f, lambda node: isinstance(node.op, CorrMM))
+    with pytest.raises(Exception, match="not in the graph"):
+        check_stack_trace(f, CorrMM_gradInputs)
+
+
 def test_functions_for_two_pythons(theano: Any):
     compat = theano.compat
     assert (compat.cmp(1, 2), compat.cmp(2, 2), compat.cmp(3, 2)) == (-1, 0, 1)
