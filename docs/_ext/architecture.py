@@ -1,6 +1,6 @@
 """The components of the package and the steps of a convolution, for ``docs/architecture.rst``.
 
-``tests/test_architecture.py`` compares them with the sources and with real calls.
+``tests/project/test_architecture.py`` compares them with the sources and with real calls.
 """
 
 from __future__ import annotations

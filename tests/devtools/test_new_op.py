@@ -97,7 +97,7 @@ def test_a_new_op_runs_on_the_cpu(tmp_path):
         "tests/test_bad_arguments.py::test_every_public_function_is_tried",
         "tests/test_bad_arguments.py::test_a_bad_argument_raises_an_error_that_names_it",
         "tests/rewriting/test_golden.py::test_every_abstract_op_is_there",
-        "tests/test_names.py",
+        "tests/project/test_names.py",
     ]
     only = ["-k", "scaled_softsign or every or listed or name", "-m", "", "-p", "no:cacheprovider"]
     flags = (

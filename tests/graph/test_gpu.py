@@ -17,7 +17,7 @@ from dnnops.graph.op import GpuDeclaredGraph
 from tests.graph.declarations import DECLARATIONS, OWN_DECLARATIONS, channels_last
 from tests.graph.planning import declared
 from tests.oracle import PERFORM_MODE
-from tests.test_examples import run
+from tests.project.test_examples import run
 
 pytestmark = pytest.mark.gpu
 

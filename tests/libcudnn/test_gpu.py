@@ -10,7 +10,7 @@ import pytest
 
 from dnnops import libcudnn
 from dnnops.errors import DnnTypeError, DnnValueError
-from tests.test_examples import run
+from tests.project.test_examples import run
 
 pytestmark = pytest.mark.gpu
 

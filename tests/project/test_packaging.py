@@ -18,7 +18,7 @@ from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.prebuilt import prebuilt_name
 from dnnops.startup import PTH, PTH_NAME
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.needs("checkout")
 
 

@@ -98,7 +98,7 @@ for where, dtype in [case.split(":") for case in sys.argv[1:]]:
 def run(program: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", MISSING + program, *arguments],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,

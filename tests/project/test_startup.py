@@ -13,7 +13,7 @@ from pytensor.configdefaults import config
 
 from dnnops import startup
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Shows that a flag was read, without compiling a function.
 FLAG = "from dnnops.config import flag_value; print(flag_value('dnn.conv.algo_fwd'))"
 

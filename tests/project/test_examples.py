@@ -16,7 +16,7 @@ import numpy as np
 import pytensor
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.rst").read_text() if (ROOT / "README.rst").exists() else ""
 
 

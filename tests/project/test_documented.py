@@ -14,8 +14,8 @@ import pytest
 from pytensor import config
 
 from dnnops.__main__ import make_parser
-from tests.documented import ROOT, Block, blocks, pages
 from tests.needs import missing
+from tests.project.documented import ROOT, Block, blocks, pages
 
 pytestmark = pytest.mark.needs("checkout")
 
@@ -41,7 +41,7 @@ NEEDS = {
     "from dnnops import libcudnn": "cudnn",
 }
 #: Pages whose blocks continue a program that they include. Other programs run in
-#: tests/test_examples.py.
+#: tests/project/test_examples.py.
 CONTINUED = {"docs/layers.rst": "examples/layers.py", "docs/explain.rst": "examples/explain.py"}
 #: Pages that time all plans of a large convolution.
 SLOW = ("docs/plans/index.rst",)

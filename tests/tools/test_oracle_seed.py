@@ -11,7 +11,7 @@ import pytest
 
 from tests.oracle import seed_of_commit
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def seeds(*values: str | None) -> list[int]:

@@ -16,7 +16,7 @@ import dnnops.dnn
 import dnnops.nnet
 import dnnops.theano
 
-GUIDE = (Path(__file__).parents[1] / "docs" / "migrating.rst").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "migrating.rst").read_text(encoding="utf-8")
 
 
 #: A line for each function and class of Theano 1.0.5, ``name(argument, argument=default)``.

@@ -15,7 +15,7 @@ import pytest
 import dnnops
 import dnnops.gpu
 
-API_PAGE = Path(__file__).parents[1] / "docs" / "api.rst"
+API_PAGE = Path(__file__).parents[2] / "docs" / "api.rst"
 DIRECTIVE = re.compile(
     r"^\.\. auto(?P<kind>\w+):: (?P<name>\S+)(?P<options>(?:\n +:.*)*)", re.MULTILINE
 )

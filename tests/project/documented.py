@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 __all__ = ["ROOT", "Block", "blocks", "pages"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: How lines of a shell begin.
 _SHELL = re.compile(
     r"(\$ )?(export |cd |git |pip |python3? |make |dnnops |[A-Z_]+=\S+ |apt-get |\.venv|\.ci)"

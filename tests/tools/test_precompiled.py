@@ -50,7 +50,7 @@ def test_modules(tmp_path, make):
 
 
 def test_emulated_kernels(tmp_path):
-    folder = Path(__file__).parent / "emulation"
+    folder = Path(__file__).parents[1] / "emulation"
     command = [config.cxx, "-std=c++17", "-O1", "-fPIC", "-DDTYPE=2", f"-I{folder}"]
     found = headers_read(with_host_cuda(command), tmp_path, '#include "host_cuda.hpp"\n')
     assert len(found) == 1
