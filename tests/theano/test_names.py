@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -65,6 +67,23 @@ def test_every_name_is_there_or_its_error_says_what_to_use(theano: Any):
                 silent.append(f"{module}.{name}: {text}")
     assert not silent, "\n".join(silent)
     assert missing <= MISSING
+
+
+def test_what_errors_name_exists(theano: Any):
+    texts = {str(error) for module in MODULES for _, error in errors(module)}
+    advice = " ".join(text.partition("provides it. ")[2] for text in texts)
+    named = set(re.findall(r"\b(?:theano|dnnops|pytensor)(?:\.\w+)+", advice))
+    assert {"theano.tensor.xlogx", "dnnops.dnn.RNNBlock", "pytensor.compile"} <= named
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Return whether a name can be resolved, importing modules."""
+    try:
+        pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return False
+    return True
 
 
 def test_submodules_are_modules(theano: Any):
