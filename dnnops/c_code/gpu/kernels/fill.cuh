@@ -1,4 +1,4 @@
-// Fills of memory in CUDA graphs, as in c_code/gpu/base/graph_fills.cpp. dnnops/gpu/kernels.py compiles this with CuPy.
+// Fills of memory in CUDA graphs, as in c_code/gpu/capture/graph_fills.cpp. dnnops/gpu/kernels.py compiles this with CuPy.
 
 KERNEL void fill(GRID_CONSTANT const FillParams p) {
   wait_for_stream();

@@ -1,4 +1,4 @@
-// Copies whose addresses change between launches of a CUDA graph, as in c_code/gpu/base/graph_copies.cpp.
+// Copies whose addresses change between launches of a CUDA graph, as in c_code/gpu/capture/graph_copies.cpp.
 // dnnops/gpu/kernels.py compiles this with CuPy.
 
 // Loads of one thread before its stores, which keep the memory busy.

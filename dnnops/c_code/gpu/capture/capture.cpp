@@ -3,11 +3,11 @@
 #include <cstring>
 #include <memory>
 
-#include "descriptor.hpp"
+#include "../base/descriptor.hpp"
+#include "../base/handle.hpp"
 #include "graph_copies.hpp"
 #include "graph_edges.hpp"
 #include "graph_fills.hpp"
-#include "handle.hpp"
 
 namespace dnnops {
 

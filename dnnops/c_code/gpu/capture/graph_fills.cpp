@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "../base/descriptor.hpp"
 #include "../kernels/fill_params.hpp"
 #include "../kernels/kernel_loader.hpp"
-#include "descriptor.hpp"
 #include "graph_edges.hpp"
 
 namespace dnnops {

@@ -2,7 +2,7 @@
 #ifndef DNNOPS_CUDNN_GRAPH_COPIES_HPP
 #define DNNOPS_CUDNN_GRAPH_COPIES_HPP
 
-#include "handle.hpp"
+#include "../base/handle.hpp"
 
 namespace dnnops {
 

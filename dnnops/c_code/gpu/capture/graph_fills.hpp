@@ -2,7 +2,7 @@
 #ifndef DNNOPS_CUDNN_GRAPH_FILLS_HPP
 #define DNNOPS_CUDNN_GRAPH_FILLS_HPP
 
-#include "handle.hpp"
+#include "../base/handle.hpp"
 
 namespace dnnops {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "../base/descriptor.hpp"
 #include "../kernels/graph_copies_params.hpp"
 #include "../kernels/kernel_loader.hpp"
-#include "descriptor.hpp"
 #include "graph_edges.hpp"
 
 namespace dnnops {

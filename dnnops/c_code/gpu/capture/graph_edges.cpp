@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "descriptor.hpp"
+#include "../base/descriptor.hpp"
 
 namespace dnnops {
 
