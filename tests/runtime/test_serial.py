@@ -103,6 +103,15 @@ def test_copies_wait_too(slow, copied):
     assert slow.most == 1
 
 
+def test_copies_that_share_memory_wait_for_each_other(slow):
+    """They store what is computed within a call in the same places."""
+    f = doubling()
+    functions = [f, f.copy(share_memory=True), f.copy(True).copy(share_memory=True)] * 2
+    for argument, result in called(functions, 3):
+        np.testing.assert_array_equal(result, 2 * argument)
+    assert slow.most == 1
+
+
 class Calling(Op):
     """Its input, or what `called` returns for it."""
 
@@ -140,7 +149,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_of_its_parent():
     f, holder = doubling(), threading.Event()
 
     def hold() -> None:
-        with f._running:
+        with f._turn.running:
             holder.set()
             time.sleep(1)
 
