@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(*(f"wrote {file}" for file in files), sep="\n")
     print("changed dnnops/nnet/__init__.py")
-    print(f"next: python -m pytest {files[-1]}, then docs/adding_an_op.rst")
+    print(f"next: python -m pytest {files[-1]}, then docs/contributing/adding_an_op.rst")
     return 0
 
 
