@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from operator import attrgetter
 from typing import Any
-from weakref import finalize, ref
+from weakref import finalize
 
 import numpy as np
 
@@ -18,20 +17,19 @@ from dnnops.arguments import is_int
 from dnnops.errors import (
     DnnLibraryError,
     DnnNotSupportedError,
-    DnnTypeError,
     DnnUnavailableError,
     DnnValueError,
 )
 from dnnops.gpu.library import StreamAddress
 from dnnops.graph.devices import current_device, default_handle, get_stream
-from dnnops.graph.names import as_data_type, build_plan_policy, dtype_of
+from dnnops.graph.names import build_plan_policy
+from dnnops.graph.places import TensorPlace, WorkspacePlace
 from dnnops.graph.plan import Plan, reason_of
 from dnnops.graph.plans import PlannedGraph
 from dnnops.graph.scalars import as_host_number
 from dnnops.graph.table import plan_table
-from dnnops.graph.tensors import ALIGNMENT, Tensor, strides_of
+from dnnops.graph.tensors import Tensor
 from dnnops.libcudnn.handles import as_handle
-from dnnops.libcudnn.pointers import as_device
 from dnnops.runtime.build import CUDNN
 from dnnops.runtime.op import raise_status
 
@@ -49,168 +47,6 @@ def _runner() -> Any:
     return function
 
 
-#: Functions that return the address of an array, and its dtype, shape and strides, by its type. The
-#: address is None if `as_device` has to find or to refuse it.
-_READERS: dict[type, Callable[[Any], tuple[int | None, Any]]] = {}
-
-
-def _reader(value: Any) -> Callable[[Any], tuple[int | None, Any]]:
-    """Return the function for the type of an argument."""
-    if not hasattr(value, "shape") or not hasattr(value, "dtype"):
-        read = _read_address
-    elif hasattr(value, "data_ptr") and hasattr(value, "is_cuda"):
-        read = _read_torch
-    elif hasattr(value, "strides") and _has_pointer(value):
-        read = _read_cupy
-    else:
-        read = _read_any
-    _READERS[type(value)] = read
-    return read
-
-
-def _has_pointer(value: Any) -> bool:
-    try:
-        return type(value.data.ptr) is int
-    except (AttributeError, ValueError):  # NumPy's for dtypes that have no buffer
-        return False
-
-
-def _read_cupy(value: Any) -> tuple[int | None, Any]:
-    return value.data.ptr, (value.dtype, value.shape, value.strides)
-
-
-def _read_torch(value: Any) -> tuple[int | None, Any]:
-    address = value.data_ptr() if value.is_cuda else None
-    return address, (value.dtype, value.shape, value.stride())
-
-
-def _read_any(value: Any) -> tuple[int | None, Any]:
-    return None, (value.dtype, value.shape, getattr(value, "strides", None))
-
-
-def _read_address(value: Any) -> tuple[int | None, Any]:
-    return None, None
-
-
-def _pointer(value: Any) -> Callable[[Any], int] | None:
-    """Return what reads only the address of arrays of this type, if that needs no check."""
-    kind = type(value)
-    read = _READERS.get(kind) or _reader(value)
-    if read is _read_torch:
-        return getattr(kind, "data_ptr", None)  # an object may forward what its class lacks
-    return attrgetter("data.ptr") if read is _read_cupy else None
-
-
-def _no_array() -> Any:
-    """Stand for the reference to an array, where there is none."""
-    return _no_array
-
-
-class _Place:
-    """Where `execute` needs an array.
-
-    Attributes
-    ----------
-    label : str
-        What messages call it.
-    known : tuple
-        A reference to the array of the last call, the function that reads its address, and the
-        address. An array that is the same object at the same address is not checked again. Its
-        memory cannot have become smaller, whatever has become of its shape. Without an array, the
-        function is never called.
-    """
-
-    __slots__ = ("known", "label")
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.known: tuple[Callable[[], Any], Callable[[Any], int], int] = _no_array, id, 0
-
-    def address(self, value: Any) -> int:
-        """Return the address of an array after checking it.
-
-        Raises
-        ------
-        DnnTypeError
-            If it is not an array on the device, or has another data type.
-        DnnValueError
-            If it is too small, null or not aligned.
-        """
-        address = self.check(value)
-        pointer = _pointer(value)
-        # Not every class allows weak references.
-        if pointer is None or not type(value).__weakrefoffset__:
-            self.known = _no_array, id, 0
-        else:
-            self.known = ref(value), pointer, address
-        return address
-
-    def check(self, value: Any) -> int:
-        raise NotImplementedError
-
-
-class _Scratch(_Place):
-    """The workspace of a plan, whose size must suffice if it is known."""
-
-    __slots__ = ("size",)
-
-    def __init__(self, size: int | None) -> None:
-        super().__init__("workspace")
-        self.size = size or 0
-
-    def check(self, value: Any) -> int:
-        size = getattr(value, "nbytes", None)
-        if isinstance(size, int) and size < self.size:
-            raise DnnValueError(f"the workspace has {size} bytes; the plan needs {self.size}")
-        return as_device(value, self.label)
-
-
-class _Slot(_Place):
-    """A tensor that `execute` needs an array for."""
-
-    __slots__ = ("by_value", "checked", "span", "tensor", "uid")
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(f"tensor {tensor.name!r}")
-        self.tensor, self.uid, self.by_value = tensor, tensor.uid, tensor.is_pass_by_value
-        self.span = tensor.span
-        self.checked: Any = None
-
-    def check(self, value: Any) -> int:
-        read = _READERS.get(type(value)) or _reader(value)
-        address, form = read(value)
-        if form != self.checked and form is not None:
-            self._check_form(value, *form)
-            self.checked = form
-        if address is None:
-            address = as_device(value, self.label)
-        if not address or address % ALIGNMENT:
-            fault = f"not aligned to {ALIGNMENT} bytes; copy it" if address else "a null pointer"
-            raise DnnValueError(f"{self.label} is {fault}")
-        return address
-
-    def _check_form(self, value: Any, dtype: Any, shape: Any, strides: Any) -> None:
-        tensor = self.tensor
-        if dtype_of(tensor.data_type) is not None and as_data_type(dtype) != tensor.data_type:
-            raise DnnTypeError(f"{self.label} has data type {tensor.data_type.name}, got {dtype}")
-        item = _item_size(value)
-        if strides is None:
-            strides = [item * n for n in strides_of(shape)]
-        elif hasattr(value, "data_ptr"):
-            strides = [item * n for n in strides]
-        size = item + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        if size < self.span:
-            raise DnnValueError(
-                f"{self.label} of dim {tensor.dim} and stride {tensor.stride} needs {self.span}"
-                f" bytes, but the array of shape {tuple(shape)} has {size}"
-            )
-
-
-def _item_size(value: Any) -> int:
-    size = getattr(value, "itemsize", None)
-    return int(size if isinstance(size, int) else value.dtype.itemsize)
-
-
 class _Calls:
     """What the calls of a built plan have in common.
 
@@ -218,7 +54,7 @@ class _Calls:
     ----------
     descriptor : Descriptor
         The plan.
-    scratch : _Scratch
+    scratch : WorkspacePlace
         Place of its workspace.
     replays : int
         Address of the C library's recordings of it as a CUDA graph, which calls with the same
@@ -229,7 +65,7 @@ class _Calls:
     """
 
     def __init__(self, plan: Plan, is_recorded: bool):
-        self.descriptor, self.scratch = plan.descriptor, _Scratch(plan.workspace)
+        self.descriptor, self.scratch = plan.descriptor, WorkspacePlace(plan.workspace)
         self.last: tuple[list[int], array[int], int] = [], array("q"), 0
         self.replays = 0
         if is_recorded:
@@ -242,20 +78,20 @@ class _Calls:
 class ExecutableGraph(PlannedGraph):
     """A graph whose plans run with arrays. Parameters are those of `pygraph`."""
 
-    _slots: dict[Any, _Slot] | None = None
+    _slots: dict[Any, TensorPlace] | None = None
     _constants: list[tuple[int, np.ndarray]] | None = None
 
-    def _prepare(self) -> dict[Any, _Slot]:
+    def _prepare(self) -> dict[Any, TensorPlace]:
         """Return the tensors to bind, by tensor and uid; the graph's numbers are stored."""
         if self.device is not None:
             raise DnnUnavailableError(
                 f"graph {self.name!r} was planned for a described device; serialize it, and"
                 " deserialize it where the device is"
             )
-        slots: dict[Any, _Slot] = {}
+        slots: dict[Any, TensorPlace] = {}
         for tensor in (*self.get_inputs(), *self.get_outputs()):
             if tensor.value is None:
-                slots[tensor] = slots[tensor.uid] = _Slot(tensor)
+                slots[tensor] = slots[tensor.uid] = TensorPlace(tensor)
         constants = self.constants()
         self._bound = [n for uid, x in constants for n in (uid, x.ctypes.data)]
         self._bound_size = len(self._bound) + len(slots)
@@ -460,7 +296,7 @@ class ExecutableGraph(PlannedGraph):
             )
         return default_handle()
 
-    def _find_slot(self, slots: dict[Any, _Slot], key: Any) -> _Slot | None:
+    def _find_slot(self, slots: dict[Any, TensorPlace], key: Any) -> TensorPlace | None:
         """Find a tensor by its name; None for None and for numbers that belong to the graph.
 
         Raises
@@ -483,7 +319,7 @@ class ExecutableGraph(PlannedGraph):
             raise DnnValueError(f"no operation of graph {self.name!r} uses tensor {found.name!r}")
         return slots[found]
 
-    def _refuse_missing(self, slots: dict[Any, _Slot], given: Sequence[int]) -> None:
+    def _refuse_missing(self, slots: dict[Any, TensorPlace], given: Sequence[int]) -> None:
         missing = [s.tensor.name for key, s in slots.items() if key not in given and key == s.uid]
         if missing:
             raise DnnValueError(f"graph {self.name!r}: no arrays for {', '.join(missing)}")
