@@ -14,7 +14,14 @@ from pytensor.tensor.elemwise import Elemwise
 
 from dnnops.errors import DnnNotSupportedError
 
-__all__ = ["existing", "inferred_shapes", "inferred_size", "set_default_update", "shape_inference"]
+__all__ = [
+    "default_update",
+    "existing",
+    "inferred_shapes",
+    "inferred_size",
+    "set_default_update",
+    "shape_inference",
+]
 
 #: Whether ``Op.infer_shape`` takes the graph, as before PyTensor 3.1.
 _TAKES_FGRAPH = "fgraph" in inspect.signature(Elemwise.infer_shape).parameters
@@ -100,6 +107,13 @@ def existing(module: Any, *names: str) -> tuple[type, ...]:
     tuple of type
     """
     return tuple(getattr(module, name) for name in names if hasattr(module, name))
+
+
+def default_update(variable: Any) -> Any:
+    """Return the update of a shared variable that functions apply by themselves, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(variable, "default_update", None)
 
 
 def set_default_update(variable: Any, update: Any) -> None:

@@ -24,6 +24,7 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward
 from pytensor.link.basic import PerformLinker
+from pytensor.scan.op import Scan
 
 from dnnops.nnet.conv.geometry import resolve_padding
 from dnnops.nnet.conv.op import conv_output_shape
@@ -86,6 +87,9 @@ class _Perform(PerformLinker):
         for node in self.fgraph.apply_nodes:
             if isinstance(node.op, OpFromGraph):
                 node.op.kwargs = {**node.op.kwargs, "mode": PERFORM_MODE}
+            elif isinstance(node.op, Scan):
+                # A mode without compilation; loops need a linker that keeps their arrays.
+                node.op.mode = "FAST_COMPILE"
         return super().make_all(*args, **kwargs)
 
 

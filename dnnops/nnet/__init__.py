@@ -4,7 +4,14 @@ The Ops run in NumPy; rewrites replace them with Ops that call oneDNN or cuDNN.
 """
 
 from dnnops.hints import explain_arguments, no_attribute
-from dnnops.nnet import vectorize, vectorize_batch, vectorize_conv  # noqa: F401 - register
+from dnnops.nnet import (  # noqa: F401 - register with vectorize_graph
+    vectorize,
+    vectorize_batch,
+    vectorize_conv,
+    vectorize_random,
+    vectorize_rnn,
+    vectorize_sizes,
+)
 from dnnops.nnet.activation.elementwise import (
     gelu,
     hard_sigmoid,

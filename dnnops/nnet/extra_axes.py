@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.gradient import disconnected_grad
+from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.basic import Alloc
 from pytensor.tensor.shape import Shape
 from pytensor.tensor.subtensor import Subtensor
@@ -17,21 +18,20 @@ from dnnops.nnet.checks import checked
 __all__ = [
     "has_extra_axes",
     "into_batch",
+    "merge",
+    "merge_node",
     "no_results",
     "of_one_entry",
     "sizes",
+    "spread_axis",
     "with_extra_axes",
+    "without_repeats",
 ]
 
 
 def sizes(x: Any) -> list[Any]:
     """Return the shape of `x`, with ints for the sizes that are known."""
     return [x.shape[i] if n is None else n for i, n in enumerate(x.type.shape)]
-
-
-def has_extra_axes(operands: Sequence[Any], inputs: Sequence[Any]) -> bool:
-    """Return whether any of `inputs`, which replace `operands`, has extra axes."""
-    return any(x.type.ndim != core.type.ndim for core, x in zip(operands, inputs, strict=True))
 
 
 def with_extra_axes(data: Sequence[Any], *cores: int) -> tuple[list[Any], list[Any]]:
@@ -79,6 +79,65 @@ def no_results(op: Any, spread: Sequence[Any], extra: Sequence[Any], *others: An
     ]
 
 
+def has_extra_axes(node: Apply, inputs: Sequence[Any], places: Sequence[int]) -> bool:
+    """Return whether an operand at one of the places has extra axes."""
+    return any(inputs[i].type.ndim != node.inputs[i].type.ndim for i in places)
+
+
+def spread_axis(x: Any, axis: int, size: Any) -> Any:
+    """Broadcast an axis whose size is 1, which may not be known, to the given size."""
+    known = x.type.shape[axis]
+    if known not in (None, 1):
+        return x
+    before, own, after = sizes(x)[:axis], sizes(x)[axis], sizes(x)[axis + 1 :]
+    if known is None:
+        own, size = disconnected_grad(own), disconnected_grad(pt.as_tensor_variable(size))
+    copies = size if known == 1 else pt.switch(pt.eq(own, 1), size, 1)
+    wide: Any = pt.alloc(x.reshape((*before, 1, own, *after)), *before, copies, own, *after)
+    return wide.reshape((*before, size, *after))
+
+
+def merge(
+    apply: Callable[..., Sequence[Any]],
+    node: Apply,
+    inputs: Sequence[Any],
+    axes: Sequence[int | None],
+    results: Sequence[int],
+) -> list[Any]:
+    """Apply a function of the operands once, with the extra axes merged into the batch.
+
+    `axes` are the batch axes of the operands without extra axes, None for operands that all entries
+    share, and `results` are those of the results.
+    """
+    places = [i for i, axis in enumerate(axes) if axis is not None]
+    cores = [node.inputs[i].type.ndim for i in places]
+    extra, spread = with_extra_axes([inputs[i] for i in places], *cores)
+    lead = len(extra)
+    folded = list(inputs)
+    batch: Any = None
+    for i, x in zip(places, spread, strict=True):
+        axis: Any = axes[i]
+        x = pt.moveaxis(x, lead + axis, lead)
+        size = sizes(x)[lead]
+        batch = size if batch is None or isinstance(size, int) else batch
+        folded[i] = pt.moveaxis(into_batch(x, extra), 0, axis)
+    unfolded = []
+    for out, axis in zip(apply(*folded), results, strict=True):
+        first = pt.moveaxis(out, axis, 0)
+        apart = first.reshape((*extra, batch, *sizes(first)[1:]))
+        unfolded.append(pt.moveaxis(apart, lead, lead + axis))
+    return unfolded
+
+
+def merge_node(
+    op: Any, node: Apply, inputs: Sequence[Any], axes: Sequence[int | None] | None = None
+) -> list[Any]:
+    """Apply an Op once; the batch is the first axis of each operand and result if not given."""
+    axes = [0] * len(inputs) if axes is None else axes
+    results = [0] * len(node.outputs)
+    return merge(lambda *given: op.make_node(*given).outputs, node, inputs, axes, results)
+
+
 def of_one_entry(where: str, name: str, x: Any, core: int) -> Any:
     """Return an operand that is the same for all entries, such as a shape, without extra axes.
 
@@ -100,19 +159,40 @@ def of_one_entry(where: str, name: str, x: Any, core: int) -> Any:
     lead = x.type.ndim - core
     if not lead:
         return x
-    narrow = _without_repeats(x)
-    if narrow.type.broadcastable[:lead] == (True,) * lead:
-        return narrow.squeeze(axis=tuple(range(lead)))
+    narrow = without_repeats(x, core)
+    if narrow is not x:
+        return narrow
     first = x[(0,) * lead]
     problem = f"{where}: {name} must be the same for all entries of the extra axes"
     return checked(first, problem, pt.all(pt.eq(x, first)))
 
 
-def _without_repeats(x: Any) -> Any:
-    """Compute `x` again from what ``vectorize_graph`` repeated for all entries, but not repeated.
+def without_repeats(x: Any, core: int) -> Any:
+    """Return an operand without extra axes if it depends on the sizes of entries only.
 
-    It repeats sizes: a vectorized shape has the shape of each entry.
+    A vectorized shape is the shape of one entry, repeated for all entries.
+
+    Parameters
+    ----------
+    x : TensorVariable
+        Operand with extra leading axes, or without.
+    core : int
+        Number of axes without the extra ones.
+
+    Returns
+    -------
+    TensorVariable
+        What `x` would be had nothing been repeated, or `x` itself if its entries may differ.
     """
+    lead = x.type.ndim - core
+    narrow = _narrowed(x)
+    if not lead or narrow.type.broadcastable[:lead] != (True,) * lead:
+        return x
+    return narrow.squeeze(axis=tuple(range(lead)))
+
+
+def _narrowed(x: Any) -> Any:
+    """Compute `x` again with axes of size 1 where ``vectorize_graph`` repeated a shape."""
     found: dict[Variable, Any] = {}
     pending: list[Any] = [x]
     while pending:

@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from dnnops.compat import set_default_update
+import numpy as np
+import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
 
-__all__ = ["advance", "is_marked", "marked", "recording"]
+from dnnops.compat import default_update, set_default_update
 
+__all__ = ["STEP", "advance", "is_marked", "marked", "recording", "stream_of_entries"]
+
+#: Added to a state of two integers, it changes the seed, which takes all values in turn.
+STEP = np.array([0x1E3779B97F4A7C15, 0])
+
+_of_entries: WeakKeyDictionary[SharedVariable, SharedVariable] = WeakKeyDictionary()
 _made: ContextVar[list[Any] | None] = ContextVar("_made", default=None)
 
 
@@ -55,3 +64,29 @@ def recording() -> Iterator[list[Any]]:
         yield made
     finally:
         _made.reset(token)
+
+
+def stream_of_entries(state: Any) -> Any:
+    """Return the state that dropout of several entries draws from.
+
+    The update of a stream that belongs to one dropout depends on the size of its operand, which
+    ``vectorize_graph`` may replace. It gets a second stream, whose seed changes with each call.
+
+    Parameters
+    ----------
+    state : TensorVariable
+        State of two integers.
+
+    Returns
+    -------
+    TensorVariable
+        Another stream if functions advance `state` by themselves, else `state`.
+    """
+    if not isinstance(state, SharedVariable) or default_update(state) is None:
+        return state
+    stream = _of_entries.get(state)
+    if stream is None:
+        value = state.get_value() + STEP
+        stream = _of_entries[state] = pytensor.shared(value, shape=(2,))
+        advance(stream, stream + STEP)
+    return stream

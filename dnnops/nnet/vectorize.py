@@ -2,8 +2,8 @@
 
 By default, PyTensor loops over the extra axes in Python and runs the Ops in NumPy. The functions in
 this module instead merge the extra axes into the batch, so that a single library call remains. In a
-batch normalization, the extra axes become further axes with separate statistics. Convolutions are
-in `dnnops.nnet.vectorize_conv`, other Ops in `dnnops.nnet.vectorize_batch`.
+batch normalization, the extra axes become further axes with separate statistics; if numbers such as
+epsilon have extra axes, a loop calls the library for each entry.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import pytensor.tensor as pt
 from pytensor.gradient import DisconnectedGrad
 from pytensor.graph.basic import Apply
 from pytensor.graph.replace import _vectorize_node
-from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import vectorize_node_fallback
 
 from dnnops.nnet.activation.op import Activation, ActivationGrad
-from dnnops.nnet.checks import CheckedValue
+from dnnops.nnet.entries import each_entry
 from dnnops.nnet.extra_axes import into_batch, of_one_entry, sizes, with_extra_axes
 from dnnops.nnet.loss.ctc import CTC
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
@@ -30,14 +29,11 @@ from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, P
 __all__ = [
     "vectorize_activation",
     "vectorize_batchnorm",
-    "vectorize_check",
     "vectorize_ctc",
     "vectorize_disconnected",
     "vectorize_pool",
     "vectorize_window_norm",
 ]
-
-_vectorize_one_condition: Any = _vectorize_node.dispatch(CheckAndRaise)
 
 NORMALIZATIONS = (BatchNormTrain, BatchNormTrainGrad, BatchNormInference)
 POOLING = (Pool, MaxPoolGrad, AveragePoolGrad, MaxPoolGradGrad)
@@ -93,17 +89,6 @@ def vectorize_disconnected(op: DisconnectedGrad, node: Apply, x: Any) -> Any:
     return op.make_node(x)
 
 
-@_vectorize_node.register(CheckAndRaise)
-def vectorize_check(op: CheckAndRaise, node: Apply, x: Any, *conditions: Any) -> Any:
-    """Vectorize a check, which must hold for all entries.
-
-    PyTensor 3.0.7 takes a single condition only, and repeats `x` for its entries.
-    """
-    if len(conditions) == 1 and not isinstance(op, CheckedValue):
-        return _vectorize_one_condition(op, node, x, *conditions)
-    return op.make_node(x, *(pt.all(c) if c.type.ndim else c for c in conditions))
-
-
 @_vectorize_node.register(WindowNormBase)
 @_vectorize_node.register(WindowSum)
 def vectorize_window_norm(op: WindowNormBase | WindowSum, node: Apply, *inputs: Any) -> Any:
@@ -122,8 +107,10 @@ def vectorize_batchnorm(op: BatchNormBase, node: Apply, *inputs: Any) -> Any:
     """Vectorize batch normalization or its gradient, with separate statistics for extra axes."""
     named = dict(zip(op.operands, inputs, strict=True))
     core = node.inputs[0].type.ndim
-    if type(op) not in NORMALIZATIONS or any(named[name].type.ndim for name in op.scalars):
+    if type(op) not in NORMALIZATIONS:
         return vectorize_node_fallback(op, node, *inputs)
+    if any(named[name].type.ndim for name in op.scalars):
+        return each_entry(op.make_node, inputs, [x.type.ndim for x in node.inputs])
     arrays = {name: x for name, x in named.items() if name not in op.scalars}
     extra, spread = with_extra_axes(list(arrays.values()), *(core for _ in arrays))
     if not extra:

@@ -258,7 +258,13 @@ class AttentionBase(ExpandableOp, ExpressionOp):
             words = random_words(np.ascontiguousarray(given["state"]), x.size)
             kept = (words >= np.uint32(int(self.dropout * 2**32))).reshape(x.shape)
             return np.where(kept, x * x.dtype.type(1 / (1 - self.dropout)), x.dtype.type(0))
-        factors = Dropout().make_node(pt.ones_like(x), self.dropout, given["state"]).outputs[0]
+        ones = pt.ones_like(x)
+        if "stats" in given:
+            # Extra axes of the gradient alone must not change what the forward pass dropped.
+            keys = given["key"].sum(axis=(0, 1, 3))
+            ones = pt.ones_like(given["stats"])[..., None] * pt.ones_like(keys)
+            ones = pt.cast(ones, x.type.dtype)
+        factors = Dropout().make_node(ones, self.dropout, given["state"]).outputs[0]
         return x * factors
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "dropout_state",
     "initial_state",
     "philox4x32",
+    "state_after",
     "state_vector",
 ]
 
@@ -290,6 +291,12 @@ def dropout_state(seed: int, name: str | None = None) -> Any:
     return marked(pytensor.shared(initial_state(where, seed), name=name, shape=(2,)))
 
 
+def state_after(state: Any, shape: Any) -> Any:
+    """Return the state after a dropout of an array of this shape, as an expression."""
+    count = pt.cast(prod(shape, start=pt.constant(1, dtype="int64")), "int64")
+    return state + pt.stack([pt.constant(0, dtype="int64"), BLOCKS * (-(-count // GROUP))])
+
+
 def initial_state(where: str, seed: Any) -> np.ndarray:
     """Return the state that a seed starts with; `where` names the function in error messages."""
     if not is_int(seed):
@@ -366,9 +373,11 @@ def dropout(
     layer its own seed, or pass the state from one layer to the next.
 
     With a seed, the number of random values drawn by a call depends on the size of `x`, as in
-    PyTensor's random variables. ``clone_replace`` and ``vectorize_graph`` don't update that
-    dependency, so they cannot replace `x`. With a state they can, as long as ``next_state`` is
-    replaced, too.
+    PyTensor's random variables. ``clone_replace`` doesn't update that dependency, so it cannot
+    replace `x`. With a state it can, as long as ``next_state`` is replaced, too.
+
+    ``vectorize_graph`` draws other numbers for each entry of `x`, in one call. With a seed, these
+    come from another state that the result keeps, which starts from the value of the first one.
 
     Examples
     --------

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import strategies as st
 from pytensor.gradient import DisconnectedType, NullTypeGradError, disconnected_type
 from pytensor.graph.null_type import NullType
-from pytensor.graph.replace import vectorize_graph
 
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
@@ -179,16 +178,6 @@ def test_shapes(shape):
     expected = [n for result in results for n in result.shape]
     assert [int(n) for n in values[: len(flat)]] == expected
     assert Dropout()(np.ones(shape), 0.5, state(1))[1].type.shape == ((np.prod(shape) + 7) // 8,)
-
-
-def test_vectorized_it_is_a_loop_with_one_state():
-    x, xs = pt.dvector(), pt.dmatrix()
-    y = Dropout()(x, 0.5, state(4))[0]
-    loop = vectorize_graph([y, pytensor.grad(y.sum(), x)], {x: xs})
-    ones = np.ones((3, 40))
-    expected = evaluate(y, {x: ones[0]})
-    for result in evaluate(loop, {xs: ones}):
-        np.testing.assert_array_equal(result, [expected] * 3)
 
 
 # -- the function ------------------------------------------------------------------------
