@@ -7,6 +7,7 @@ and runs some tests, which takes little more time than the tests themselves. No 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import re
 import resource
@@ -109,7 +110,7 @@ class Examiner:
         limit = int(60 + 5 * self.seconds)
         with TemporaryDirectory() as folder:
             new = _environment_with(change, Path(folder))
-            functions = _functions(change)
+            functions = _functions(change) if _is_imported(change) else []
             if functions is None:
                 failed = _in_new_process(tests, limit, new)
             else:
@@ -174,6 +175,7 @@ def _with_change(
     for function, code in functions:
         function.__code__ = code
     os.environ.update(environment)
+    importlib.reload(changed_code)  # for modules that are not yet imported
     return _first_failure(tests, limit)
 
 
@@ -195,6 +197,11 @@ def _in_new_process(
         return "survived"
     match = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return match[1] if match else "no import"
+
+
+def _is_imported(change: Change) -> bool:
+    name = ".".join(change.path.with_suffix("").parts)
+    return name.removesuffix(".__init__") in sys.modules
 
 
 def _functions(change: Change) -> list[tuple[FunctionType, CodeType]] | None:
