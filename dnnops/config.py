@@ -14,22 +14,30 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from configparser import InterpolationError, NoOptionError, NoSectionError
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dnnops.errors import DnnValueError
+from dnnops.flag_values import (
+    BOOLEAN,
+    CPU_PLAN_NAME,
+    PATH,
+    Flag,
+    Values,
+    algorithm,
+    as_cache_path,
+    as_seconds,
+    as_size,
+    matching,
+)
 
 if TYPE_CHECKING:
     from pytensor.configparser import ConfigParam, PyTensorConfigParser
 
 __all__ = [
-    "ALGORITHM_WORDS",
     "FLAGS",
-    "Flag",
-    "Values",
     "flag_value",
     "parse_flag",
     "quiet_unknown_flag_warnings",
@@ -39,190 +47,6 @@ __all__ = [
 
 #: The environment variable for flags of dnnops only.
 VARIABLE = "DNNOPS_FLAGS"
-
-
-@dataclass(frozen=True)
-class Values:
-    """The values that a flag accepts.
-
-    Attributes
-    ----------
-    words : tuple of str
-        Values accepted literally.
-    others : str
-        Description of other accepted values, for messages and the documentation.
-    convert : callable, optional
-        Function that converts text to the flag's value. If it raises `ValueError`, only `words` are
-        accepted.
-    """
-
-    words: tuple[str, ...] = ()
-    others: str = ""
-    convert: Callable[[str], object] | None = None
-
-    def describe(self) -> str:
-        """Return the accepted values as one phrase."""
-        return ", ".join([*self.words, *([self.others] if self.others else [])])
-
-    def parse(self, name: str, value: object) -> object:
-        """Check and normalize a value.
-
-        Parameters
-        ----------
-        name : str
-            Dotted name of the flag, for the message.
-        value : object
-            Value from the user, which is converted with `str`.
-
-        Returns
-        -------
-        object
-            Normalized value.
-
-        Raises
-        ------
-        DnnValueError
-            If the value is not accepted. The message names the flag and lists accepted values.
-        """
-        text = str(value).strip()
-        if self.convert is not None:
-            with suppress(ValueError):
-                return self.convert(text)
-        if text in self.words:
-            return text
-        raise DnnValueError(
-            f"flag {name}: {text!r} is not accepted. Give one of: {self.describe()}"
-        ) from None
-
-
-_BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
-
-_SIZE_UNITS = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("b", 1000), ("", 1000), ("ib", 1024))
-}
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() not in _BOOLEANS:
-        raise ValueError(text)
-    return _BOOLEANS[text.lower()]
-
-
-def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.lower())
-    if match is None or match[2] not in _SIZE_UNITS:
-        raise ValueError(text)
-    size = int(float(match[1]) * _SIZE_UNITS[match[2]])
-    if size >= 2**63:
-        raise ValueError(text)
-    return size
-
-
-def _cache_path(text: str) -> str:
-    if not text or text.lower() in ("off", "false", "none"):
-        raise ValueError(text)
-    return os.path.expanduser(text)
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < 1e6:
-        raise ValueError(text)
-    return seconds
-
-
-def _matching(pattern: str) -> Callable[[str], str]:
-    """Return a converter that accepts strings matching `pattern` unchanged."""
-
-    def convert(text: str) -> str:
-        if re.fullmatch(pattern, text) is None:
-            raise ValueError(text)
-        return text
-
-    return convert
-
-
-BOOLEAN = Values(("False", "True"), convert=_boolean)
-PATH = Values(others="a path (empty: search)", convert=os.path.expanduser)
-#: In the order of ``Policy`` in c_code/gpu/conv/conv_case.hpp.
-ALGORITHM_WORDS = (
-    "none",
-    "small",
-    "large",
-    "fft",
-    "fft_tiling",
-    "winograd",
-    "winograd_non_fused",
-    "deterministic",
-    "guess_once",
-    "guess_on_shape_change",
-    "time_once",
-    "time_on_shape_change",
-)
-# A plan's name is an engine with its knobs, or an algorithm of the legacy API in upper case.
-_PLAN_NAME = (
-    r"(?:(?:engine|depthwise|gemm)\d{1,9}(?:_k\d{1,9}=-?\d{1,9})*|[A-Z][A-Z0-9_]+)"
-    r"(?:_channels_last|_contiguous|_as_forward)?"
-)
-
-
-def _algorithm(last: int) -> Values:
-    """Return the values of an algorithm flag with cuDNN legacy algorithms 0 to `last`."""
-    numbers = "|".join(map(str, range(last + 1)))
-    return Values(
-        ALGORITHM_WORDS,
-        others=f"a number from 0 to {last}, a plan's name (engine7_k2=4, WINOGRAD)",
-        convert=_matching(rf"{numbers}|{_PLAN_NAME}"),
-    )
-
-
-# Names of oneDNN's implementations, numbered if several share a name, and those of dnnops. Which of
-# them support a convolution is known only when it is called.
-_CPU_PLAN_NAME = (
-    r"winograd|product|depthwise|gemm \(BLAS\)|(?=.{1,127}\Z)[\w.+-]+(?::[\w.+-]+)+(?:#\d+)?"
-)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A row of the table of flags.
-
-    Attributes
-    ----------
-    name : str
-        Dotted name, as in the documentation.
-    default : str or callable
-        Default as a user would write it, or a function that is called at the first read.
-    values : Values
-        Accepted values.
-    doc : str
-        Description for the documentation.
-    in_c_key : bool
-        Whether the flag changes generated C code, so that a new value causes recompilation.
-    follows : str
-        Dotted name of the flag that provides the value while this flag is not set.
-    default_doc : str
-        Description of a default that is not a plain value, for the documentation.
-    """
-
-    name: str
-    default: str | Callable[[], str]
-    values: Values
-    doc: str
-    in_c_key: bool = False
-    follows: str = ""
-    default_doc: str = ""
-
-    @property
-    def key(self) -> str:
-        """Name in ``pytensor.config``, with double underscores for dots."""
-        return self.name.replace(".", "__")
-
-    def parse(self, value: object) -> object:
-        """Check and normalize a value; see `Values.parse`."""
-        return self.values.parse(self.name, value)
 
 
 def _default_cache() -> str:
@@ -235,7 +59,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "device",
         "cpu",
-        Values(("cpu", "cuda"), "cuda0, cuda1, ...", _matching(r"cuda\d+")),
+        Values(("cpu", "cuda"), "cuda0, cuda1, ...", matching(r"cuda\d+")),
         "Where graphs run unless their mode says otherwise.",
     ),
     Flag(
@@ -257,26 +81,26 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "dnn.conv.algo_fwd",
         "guess_once",
-        _algorithm(7),
+        algorithm(7),
         "Algorithm of forward convolutions.",
     ),
     Flag(
         "dnn.conv.algo_bwd",
         "guess_once",
-        _algorithm(5),
+        algorithm(5),
         "Algorithm of both gradients of convolutions, unless the next two flags are set.",
     ),
     Flag(
         "dnn.conv.algo_bwd_data",
         "",
-        _algorithm(5),
+        algorithm(5),
         "Algorithm of the gradient of convolutions with respect to their input.",
         follows="dnn.conv.algo_bwd",
     ),
     Flag(
         "dnn.conv.algo_bwd_filter",
         "",
-        _algorithm(6),
+        algorithm(6),
         "Algorithm of the gradient of convolutions with respect to their filters.",
         follows="dnn.conv.algo_bwd",
     ),
@@ -312,14 +136,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "dnn.conv.workspace_limit",
         "auto",
-        Values(("auto",), "a size (512MB, 2GiB, a number of bytes)", _size),
+        Values(("auto",), "a size (512MB, 2GiB, a number of bytes)", as_size),
         "Maximum device memory that one convolution may use as workspace: all free memory (auto), "
         "or a size. MB is 1000 * 1000 bytes, MiB 1024 * 1024.",
     ),
     Flag(
         "dnn.conv.time_limit",
         "2",
-        Values(others="seconds, more than 0", convert=_seconds),
+        Values(others="seconds, more than 0", convert=as_seconds),
         "Time limit for timing the plans of one selection (time_once, time_on_shape_change). "
         "Each stage also ends when a quarter of the limit, and more than eight plans, have "
         "brought nothing faster. A plan that is being built or timed at that moment is finished.",
@@ -327,7 +151,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "dnn.conv.cache",
         _default_cache,
-        Values(("off",), "a path", _cache_path),
+        Values(("off",), "a path", as_cache_path),
         "Folder that stores the plans selected for convolutions between processes, or off.",
         default_doc="dnnops-plans, next to the compiledir",
     ),
@@ -340,7 +164,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "onednn.conv.algo",
         "auto",
-        Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", _matching(_CPU_PLAN_NAME)),
+        Values(("auto", "direct"), "a plan's name (jit:avx2, winograd)", matching(CPU_PLAN_NAME)),
         "Algorithm of convolutions on the CPU: in float32, Winograd's for 3x3 filters, matrix "
         "products for 1x1 filters and loops for depthwise convolutions where they are faster "
         "(auto); always oneDNN's direct algorithm (direct); or a plan that `python -m dnnops "
@@ -349,14 +173,14 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "onednn.scratch_limit",
         "64MiB",
-        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=_size),
+        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=as_size),
         "Maximum scratch memory that each CPU thread keeps between calls. Memory beyond it is "
         "freed at the end of a call. The flag is read when the CPU's runtime library is loaded.",
     ),
     Flag(
         "onednn.kept_memory",
         "1GiB",
-        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=_size),
+        Values(others="a size (64MiB, 1GB, a number of bytes)", convert=as_size),
         "Memory that glibc's malloc keeps in this process after arrays are freed, so that the next "
         "call of a function need not request it from the system again: at most 2 GiB; 0 leaves "
         "malloc as it is. Thresholds of malloc set in the environment take precedence. The flag is "

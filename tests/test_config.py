@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from pytensor import config
 
-from dnnops.config import FLAGS, Flag, flag_value, register_flags
+from dnnops.config import FLAGS, flag_value, register_flags
 from dnnops.errors import DnnValueError
+from dnnops.flag_values import Flag
 
 BY_NAME = {flag.name: flag for flag in FLAGS}
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dnnops.arguments import is_int, shown
-from dnnops.config import ALGORITHM_WORDS, flag_value, parse_flag
+from dnnops.config import flag_value, parse_flag
 from dnnops.dtypes import DTYPE_CODES
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.runtime.build import CUDNN
 
 __all__ = [

@@ -16,9 +16,10 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply
 
-from dnnops.config import ALGORITHM_WORDS, flag_value
+from dnnops.config import flag_value
 from dnnops.dtypes import numpy_dtype
 from dnnops.errors import DnnMemoryError, DnnNotSupportedError
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.gpuarray.device import device_from_target, on_device
 from dnnops.nnet.validate import show_shape
 from dnnops.plans.plan import conv_flops

@@ -57,7 +57,7 @@ LAYERS: tuple[tuple[Component, ...], ...] = (
             (
                 *("arguments", "tables", "display", "compat", "mode_flag", "errors", "dtypes"),
                 *("flag_names", "hints", "foreign_arguments", "foreign_names", "__about__"),
-                *("foreign_layers", "foreign_optimizers"),
+                *("flag_values", "foreign_layers", "foreign_optimizers"),
             ),
         ),
         Component("c_code", "C and C++ sources"),

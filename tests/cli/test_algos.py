@@ -14,7 +14,7 @@ import pytest
 
 from dnnops.__main__ import main
 from dnnops.cli import algos_report
-from dnnops.config import ALGORITHM_WORDS
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.gpu.conv import GpuDnnConv
 from dnnops.plans import ConvPlan, FlagChoice, Survey
 from dnnops.plans.cases import GpuCase

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pytensor import config
 
-from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import DnnError, DnnNotSupportedError, DnnValueError
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.gpu import algorithms
 from dnnops.gpu.algorithms import LEGACY_ALGORITHMS
 from dnnops.gpu.library import cudnn_version, free_workspaces

@@ -15,7 +15,6 @@ import pytest
 
 import dnnops
 from dnnops import plans
-from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import (
     DnnLibraryError,
     DnnMemoryError,
@@ -25,6 +24,7 @@ from dnnops.errors import (
     DnnValueError,
     DnnWarning,
 )
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.gpu.conv import GpuDnnConv, GpuDnnConvGradI, GpuDnnConvGradW
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plans import ConvPlan, FlagChoice, conv_plans, flag_choices, survey

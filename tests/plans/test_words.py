@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from pytensor import config
 
-from dnnops.config import ALGORITHM_WORDS
 from dnnops.errors import DnnNotSupportedError, DnnUnavailableError, DnnValueError
+from dnnops.flag_values import ALGORITHM_WORDS
 from dnnops.gpu.algorithms import (
     APIS,
     DIRECTIONS,
