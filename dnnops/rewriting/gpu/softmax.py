@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
-from pytensor.tensor.basic import cast, ones_like
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.basic import cast, constant, ones_like
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape
 
 from dnnops.gpu.softmax import GpuDnnSoftmax, GpuDnnSoftmaxGrad
 from dnnops.gpuarray.transfer import GpuFromHost, HostFromGpu, host_from_gpu, to_device
-from dnnops.rewriting.recognize.log_softmax import logarithm_of
-from dnnops.rewriting.recognize.quotients import quotient_of, uncast
+from dnnops.rewriting.recognize.quotients import READS, quotient_of, uncast
+from dnnops.rewriting.recognize.stable_logarithms import LOGARITHMS
+from dnnops.rewriting.recognize.views import inputs_of, kind_of
 
 # PyTensor does the same for its own softmax. Without it, the logarithm of a softmax that underflows
 # to zero would be infinite, and its gradient NaN.
@@ -38,10 +42,34 @@ def _log_on_host(x: Any, dtype: str) -> Any:
     return None if node is None else cast(host_from_gpu(_log_softmax(node)), dtype)
 
 
+def _logarithm(x: Any, dtype: str) -> Any:
+    """Return the logarithm of a cuDNN softmax, or of elements of one, else None."""
+    result = None if x.owner is None else _log_on_host(x, dtype)
+    if x.owner is None or result is not None:
+        return result
+    operand = x.owner.inputs[0] if x.owner.inputs else None
+    if inputs_of(x, Cast):
+        return _logarithm(operand, dtype) if operand.type.dtype.startswith("float") else None
+    if type(x.owner.op) in (DimShuffle, Reshape, *READS):
+        inner = _logarithm(operand, dtype)
+        return None if inner is None else x.owner.op(inner, *x.owner.inputs[1:])
+    return None
+
+
 @node_rewriter([Elemwise])
 def local_log_of_softmax(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace ``log(GpuDnnSoftmax('accurate')(x))`` with ``GpuDnnSoftmax('log')(x)``."""
-    return logarithm_of(node, _log_on_host)
+    (old,) = node.outputs if len(node.outputs) == 1 else (None,)
+    base = LOGARITHMS.get(kind_of(old)) if old is not None else None
+    if base is None or old.type.dtype != node.inputs[0].type.dtype:
+        return None
+    result = _logarithm(node.inputs[0], old.type.dtype)
+    if result is None:
+        return None
+    if base != 1:
+        result = result / constant(np.asarray(base, old.type.dtype))
+    copy_stack_trace(old, result)
+    return [result]
 
 
 @node_rewriter([GpuDnnSoftmaxGrad])

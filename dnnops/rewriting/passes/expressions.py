@@ -25,10 +25,9 @@ from dnnops.rewriting.recognize.attention import RecognizeAttention
 from dnnops.rewriting.recognize.batchnorm import RecognizeBatchNorm, RecognizeGpuBatchNorm
 from dnnops.rewriting.recognize.cross_entropy import FuseCrossEntropy
 from dnnops.rewriting.recognize.dense import SeparateScales, local_sum_of_products
-from dnnops.rewriting.recognize.log_sigmoid import StableLogSigmoid
-from dnnops.rewriting.recognize.log_softmax import StableLogSoftmax
 from dnnops.rewriting.recognize.sizes import local_converted_size
 from dnnops.rewriting.recognize.softmax import LocalSoftmaxGrad
+from dnnops.rewriting.recognize.stable_logarithms import StableLogarithms
 
 __all__ = ["PASSES"]
 
@@ -61,7 +60,7 @@ PASSES = (
         "local_gradient_of_log_of_softmax",
         dfs_rewriter(local_gradient_of_log_of_softmax),
         GPU,
-        "As stable_log_softmax, for cuDNN's softmax. By name before local_log_of_softmax, which "
+        "As stable_logarithms, for cuDNN's softmax. By name before local_log_of_softmax, which "
         "replaces the softmax that it looks for.",
     ),
     Pass(
@@ -69,7 +68,7 @@ PASSES = (
         "local_log_of_softmax",
         dfs_rewriter(local_log_of_softmax),
         GPU,
-        "As stable_log_softmax, for cuDNN's softmax.",
+        "As stable_logarithms, for cuDNN's softmax.",
     ),
     Pass(
         -0.004,
@@ -87,18 +86,11 @@ PASSES = (
     ),
     Pass(
         -0.004,
-        "stable_log_sigmoid",
-        StableLogSigmoid(),
+        "stable_logarithms",
+        StableLogarithms(),
         ("fast_run",),
-        "As stable_log_softmax. By name after spell_activations, for sigmoids of dnnops.",
-    ),
-    Pass(
-        -0.004,
-        "stable_log_softmax",
-        StableLogSoftmax(),
-        ("fast_run",),
-        "Before canonicalization (1), which computes the softmax of constants and moves divisors "
-        "within gradients.",
+        "Before canonicalization (1), which computes probabilities of constants and moves divisors "
+        "within gradients. By name after spell_activations, for sigmoids of dnnops.",
     ),
     Pass(
         0.02,

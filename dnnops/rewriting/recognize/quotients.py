@@ -26,15 +26,24 @@ from pytensor.tensor.subtensor import (
 )
 
 from dnnops.compat import existing
-from dnnops.rewriting.recognize.views import View, inputs_of, kind_of
+from dnnops.rewriting.recognize.views import inputs_of, kind_of, number_of
 
-__all__ = ["READS", "Quotient", "as_large_as", "complement_of", "quotient_of", "uncast"]
+__all__ = [
+    "READS",
+    "READ_OF",
+    "Quotient",
+    "as_large_as",
+    "complement_of",
+    "is_zeros",
+    "quotient_of",
+    "uncast",
+]
 
 #: The Ops that pick elements.
 READS = (Subtensor, AdvancedSubtensor, *existing(indexing, "AdvancedSubtensor1"))
 _WRITES = (IncSubtensor, AdvancedIncSubtensor, *existing(indexing, "AdvancedIncSubtensor1"))
-#: The Ops that write where others read.
-_INVERSE = dict(zip(_WRITES, READS, strict=True))
+#: The Ops that read, by those that write in the same places.
+READ_OF = dict(zip(_WRITES, READS, strict=True))
 #: Gradients are nested no deeper between a softmax and its logarithm.
 MAX_DEPTH = 64
 
@@ -82,7 +91,7 @@ def quotient_of(g: Any, is_divisor: IsDivisor, depth: int = MAX_DEPTH) -> Quotie
             node.inputs[0], lambda x, c: _is_moved(x, c, node, is_divisor), depth - 1
         )
         found = moved.map(lambda x: node.op(x, *node.inputs[1:]))
-    elif type(node.op) in _INVERSE and not node.op.set_instead_of_inc and _is_zeros(node.inputs[0]):
+    elif type(node.op) in READ_OF and not node.op.set_instead_of_inc and is_zeros(node.inputs[0]):
         zeros, value, *indices = node.inputs
         at = quotient_of(value, lambda x, c: _is_read(x, c, node, is_divisor), depth - 1)
         found = at.map(lambda x: node.op(zeros, as_large_as(x, value), *indices))
@@ -144,7 +153,7 @@ def complement_of(x: Any) -> Any:
     if len(terms) != 2:
         return None
     for one, z in (terms, terms[::-1]) if kind_of(x) is Add else (terms,):
-        if View.of(one).number() == 1:
+        if number_of(one) == 1:
             negated = [z] if kind_of(x) is Sub else inputs_of(z, Neg)
             return negated[0] if negated else None
     return None
@@ -183,14 +192,14 @@ def _is_read(x: Any, is_complement: bool, node: Apply, is_divisor: IsDivisor) ->
     made = x.owner
     return (
         made is not None
-        and type(made.op) is _INVERSE[type(node.op)]
+        and type(made.op) is READ_OF[type(node.op)]
         and getattr(made.op, "idx_list", None) == getattr(node.op, "idx_list", None)
         and is_divisor(made.inputs[0], is_complement)
         and equal_computations(list(made.inputs[1:]), list(node.inputs[2:]))
     )
 
 
-def _is_zeros(x: Any) -> bool:
+def is_zeros(x: Any) -> bool:
     while x.owner is not None and (type(x.owner.op) in (Alloc, DimShuffle) or kind_of(x) is Second):
         x = x.owner.inputs[1 if kind_of(x) is Second else 0]
     return isinstance(x, Constant) and not np.any(x.data)

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
 from pytensor.scalar.basic import Add, Cast, Mul, Neg, Pow, Reciprocal, Sqr, Sqrt, Sub, TrueDiv
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar, constant
+from pytensor.tensor.basic import (
+    ScalarFromTensor,
+    TensorFromScalar,
+    constant,
+    get_underlying_scalar_constant_value,
+)
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
@@ -29,6 +34,7 @@ __all__ = [
     "kept_sum_of",
     "kind_of",
     "matrices_of",
+    "number_of",
     "powers_of",
     "product_of",
     "size_of",
@@ -51,6 +57,12 @@ def kind_of(x: Any) -> type | None:
 def inputs_of(x: Any, *kinds: type) -> list[Any] | None:
     """Return the operands of `x` if one of these scalar Ops computes it elementwise, else None."""
     return list(x.owner.inputs) if kind_of(x) in kinds else None
+
+
+def number_of(x: Any) -> float | None:
+    """Return the number that all elements of `x` are known to be, else None."""
+    value = get_underlying_scalar_constant_value(x, raise_not_constant=False)
+    return None if isinstance(value, Variable) else float(value)
 
 
 @dataclass(slots=True, unsafe_hash=True)

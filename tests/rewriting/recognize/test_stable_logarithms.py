@@ -1,0 +1,180 @@
+"""Logarithms of expressions of probabilities are finite, and so are their derivatives.
+
+The probabilities underflow in float32. In float64 they do not, and the small differences from 1 are
+written as they are computed best, so that the graphs as they are written are the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.mode import Mode
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.tensor.special import softmax
+
+from dnnops import nnet
+from dnnops.modes import OneDnnMode
+from tests.oracle import PERFORM_MODE
+
+#: Only these rewrites, and those of a mode; computed with NumPy.
+ALONE = Mode("py", RewriteDatabaseQuery(include=["spell_activations", "stable_logarithms"]))
+SCORES = np.array([[0.0, 110.0, 0.0], [3.0, 1.0, 2.0], [-110.0, 0.0, 1.0]])
+LABELS = np.array([0, 1, 0])
+TANGENT = np.array([[0.3, -0.7, 0.9], [1.1, 0.2, -0.4], [0.5, 0.6, -0.8]])
+LOGITS = np.array([-110.0, -110, -17, -17, -1, -1, 0, 1, 1, 17, 17, 110, 110])
+TARGETS = np.array([1.0, 0, 1, 0, 1, 0, 1, 1, 0, 1, 0, 1, 0])
+
+
+def rows(y: Any) -> Any:
+    return pt.arange(y.shape[0])
+
+
+def one_hot(y: Any) -> Any:
+    return pt.eye(3)[y]
+
+
+#: Expressions of a softmax `p` and labels `y`.
+OF_SOFTMAX: dict[str, Callable[[Any, Any], Any]] = {
+    "labels": lambda p, y: pt.log(p[rows(y), y]),
+    "categorical_crossentropy": lambda p, y: nnet.categorical_crossentropy(p, y),
+    "picked logarithms": lambda p, y: pt.log(p)[rows(y), y],
+    "one-hot sum": lambda p, y: pt.log((p * one_hot(y)).sum(axis=1)),
+    "one-hot sum, kept": lambda p, y: pt.log((p * one_hot(y)).sum(axis=1, keepdims=True)),
+    "scaled sum": lambda p, y: -pt.log(0.5 * (p * one_hot(y) * 0.9).sum(axis=1)),
+    "sum of a slice": lambda p, y: pt.log(p[:, ::2].sum(axis=1)),
+    "largest of a slice": lambda p, y: pt.log(p[:, ::2].max(axis=1)),
+    "concatenate": lambda p, y: pt.log(pt.concatenate([p[rows(y), y], p[:, 0]])),
+    "columns": lambda p, y: pt.log(pt.concatenate([p, p[:, :1] ** 2], axis=1)),
+    "stack": lambda p, y: pt.log(pt.stack([p[:, 1], p[rows(y), y]])),
+    "product": lambda p, y: pt.log(p[:, 0] * p[:, 2]),
+    "quotient": lambda p, y: pt.log(p[:, 0] / p[:, 1]),
+    "power": lambda p, y: pt.log(p**3),
+    "root": lambda p, y: pt.log(pt.sqrt(p[rows(y), y])),
+    "square": lambda p, y: pt.log(p * p),
+    "inverse": lambda p, y: pt.log(1 / p[rows(y), y]),
+    "transposed": lambda p, y: pt.log(p.T[y, rows(y)]),
+    "reshaped": lambda p, y: pt.log(p.reshape((-1,))[y + 3 * rows(y)]),
+    "where": lambda p, y: pt.log(pt.where(one_hot(y) > 0, p, 1)),
+    "switch": lambda p, y: pt.log(pt.switch(one_hot(y) > 0, p, p**2)),
+    "maximum": lambda p, y: pt.log(pt.maximum(p, 0)),
+    "clip": lambda p, y: pt.log(pt.clip(p, 0, 1)[rows(y), y]),
+    "mixture": lambda p, y: pt.log(0.3 * p[rows(y), y] + 0.7 * p[:, 0]),
+    "exponential": lambda p, y: pt.log(pt.exp(pt.log(p))[rows(y), y]),
+    "of log_softmax": lambda p, y: pt.log(pt.exp(nnet.log_softmax(p.owner.inputs[0]))[rows(y), y]),
+    "binary logarithm": lambda p, y: pt.log2(p[rows(y), y] / 3),
+    "beside entropy": lambda p, y: pt.log(p[rows(y), y]) + (p * pt.log(p)).sum(axis=1),
+    "focal": lambda p, y: (1 - p[rows(y), y]) ** 2 * pt.log(p[rows(y), y]),
+}
+#: Those whose second derivatives are tested.
+SECOND = ("labels", "categorical_crossentropy", "one-hot sum", "stack", "product", "where")
+#: Expressions of a sigmoid `s`, of `c`, which is ``1 - s``, and targets `y`.
+OF_SIGMOID: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "switch": lambda s, c, y: pt.log(pt.switch(y, s, c)),
+    "where": lambda s, c, y: pt.log(pt.where(pt.eq(y, 1), s, c)),
+    "sum": lambda s, c, y: pt.log(s * y + c * (1 - y)),
+    "powers": lambda s, c, y: pt.log(s**y * c ** (1 - y)),
+    "product": lambda s, c, y: pt.log(s * c),
+    "quotient": lambda s, c, y: pt.log(s / c),
+    "likelihood ratio": lambda s, c, y: pt.log(s / s[::-1]),
+    "stack": lambda s, c, y: pt.log(pt.stack([s, c])),
+    "classes": lambda s, c, y: pt.log(pt.stack([c, s], axis=1)[rows(y), y.astype("int64")]),
+    "cross-entropy": lambda s, c, y: (y * pt.log(s) + (1 - y) * pt.log(c)).mean(),
+    "root": lambda s, c, y: pt.log(pt.sqrt(s)),
+    "broadcast": lambda s, c, y: pt.log(s[:, None] * c[None, :]),
+    "maximum": lambda s, c, y: pt.log(pt.maximum(c, 0)),
+}
+#: Expressions of ``1 + tanh(x)`` and ``1 - tanh(x)``.
+OF_TANH: dict[str, Callable[[Any, Any], Any]] = {
+    "1 + tanh": lambda a, b: pt.log(a),
+    "1 - tanh": lambda a, b: pt.log(b),
+    "half": lambda a, b: pt.log(a / 2) + pt.log(0.5 * b),
+    "quotient": lambda a, b: 0.5 * pt.log(a / b),
+}
+
+
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    with pytensor.config.change_flags(floatX="float32", on_opt_error="raise"):
+        yield
+
+
+def total(z: Any) -> Any:
+    """Return a weighted sum, so that no derivative is zero by symmetry."""
+    return (z * (1 + pt.arange(z.size).reshape(z.shape).astype(z.type.dtype) / 4)).sum()
+
+
+def results(z: Any, x: Any, orders: int) -> list[Any]:
+    """Return an expression and its first derivatives."""
+    found = [z]
+    cost = total(z)
+    for _ in range(orders):
+        found.append(pytensor.grad(cost, x))
+        cost = (found[-1] * TANGENT.astype(x.type.dtype)).sum()
+    return found
+
+
+def softmax_graph(dtype: str, orders: int, names: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    x, y = pt.tensor("x", dtype=dtype, shape=(None, None)), pt.lvector("y")
+    found = [results(OF_SOFTMAX[name](softmax(x, axis=1), y), x, orders) for name in names]
+    return [x, y], [z for each in found for z in each]
+
+
+def sigmoid_graph(dtype: str, spelling: Any = None) -> tuple[list[Any], list[Any]]:
+    """Return the forms in a spelling; without one, as they are computed best."""
+    x, y = (pt.tensor(name, dtype=dtype, shape=(None,)) for name in "xy")
+    if spelling is None:
+        s, c = pt.sigmoid(x), pt.sigmoid(-x)
+        a, b = 2 * pt.sigmoid(2 * x), 2 * pt.sigmoid(-2 * x)
+    else:
+        s, t = spelling.sigmoid(x), spelling.tanh(x)
+        c, a, b = 1 - s, 1 + t, 1 - t
+    forms = [form(s, c, y) for form in OF_SIGMOID.values()]
+    forms += [form(a, b) for form in OF_TANH.values()]
+    return [x, y], [z for form in forms for z in results(form, x, 1)]
+
+
+def check(found: Any, wanted: Any, names: list[str]) -> None:
+    for name, result, reference in zip(names, found, wanted, strict=True):
+        assert result.dtype == "float32"
+        np.testing.assert_allclose(result, reference, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def check_softmax(mode: Mode, orders: int, names: Sequence[str] = tuple(OF_SOFTMAX)) -> None:
+    f = pytensor.function(*softmax_graph("float32", orders, names), mode=mode)
+    oracle = pytensor.function(*softmax_graph("float64", orders, names), mode=PERFORM_MODE)
+    each = [f"{name}, derivative {i}" for name in names for i in range(orders + 1)]
+    check(f(SCORES.astype("float32"), LABELS), oracle(SCORES, LABELS), each)
+
+
+def check_sigmoid(mode: Mode, spelling: Any) -> None:
+    f = pytensor.function(*sigmoid_graph("float32", spelling), mode=mode)
+    oracle = pytensor.function(*sigmoid_graph("float64"), mode=PERFORM_MODE)
+    names = [f"{name}, derivative {i}" for name in (*OF_SIGMOID, *OF_TANH) for i in range(2)]
+    given = [z.astype("float32") for z in (LOGITS, TARGETS)]
+    check(f(*given), oracle(LOGITS, TARGETS), names)
+
+
+def test_softmax():
+    check_softmax(ALONE, 1)
+
+
+def test_second_derivatives_of_softmax():
+    check_softmax(ALONE, 2, SECOND)
+
+
+@pytest.mark.parametrize("spelling", [pt, nnet], ids=["PyTensor's", "dnnops'"])
+def test_sigmoid_and_tanh(spelling):
+    check_sigmoid(ALONE, spelling)
+
+
+@pytest.mark.slow
+def test_all_rewrites_of_a_mode():
+    mode = OneDnnMode(linker="py").excluding("fusion")
+    check_softmax(mode, 1)
+    check_softmax(mode, 2, SECOND)
+    check_sigmoid(mode, nnet)
