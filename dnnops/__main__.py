@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from dnnops.__about__ import __version__
 from dnnops.cli import algos, cache, demo, doctor, explain, theano
+from dnnops.cli.scripts import ScriptError
 from dnnops.errors import DnnError
 
 COMMANDS = {
@@ -19,6 +22,10 @@ COMMANDS = {
     "explain": explain,
     "theano": theano,
 }
+
+
+#: Commands whose scripts print as under Python.
+_RUN_SCRIPTS = ("explain", "theano")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -57,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by the caller
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    _escape_what_cannot_be_encoded(sys.stderr)
+    if args.command not in _RUN_SCRIPTS:
+        _escape_what_cannot_be_encoded(sys.stdout)
     try:
         status = COMMANDS[args.command].run(args)
         sys.stdout.flush()
@@ -71,8 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DnnError as error:
         print(f"dnnops {args.command}: {error}", file=sys.stderr)
         return 1
+    except ScriptError as error:
+        print(f"dnnops {args.command}: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _escape_what_cannot_be_encoded(stream: TextIO) -> None:
+    """Print names of files that are no text, and all else in ASCII locales, with escapes."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

@@ -153,7 +153,7 @@ def dtype_name(dtype: object) -> str:
     try:
         # np.dtype also accepts objects with an attribute `dtype`, such as arrays: reject those.
         name = np.dtype(dtype).name if isinstance(dtype, (str, np.dtype, type)) else ""
-    except TypeError:
+    except (TypeError, ValueError):
         name = ""
     if not name:
         raise DnnTypeError(f"{shown(dtype)} is not a dtype")

@@ -114,10 +114,10 @@ def as_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.lower())
     if match is None or match[2] not in _SIZE_UNITS:
         raise ValueError(text)
-    size = int(float(match[1]) * _SIZE_UNITS[match[2]])
-    if size >= 2**63:
+    size = float(match[1]) * _SIZE_UNITS[match[2]]
+    if size >= 2**63:  # or infinite
         raise ValueError(text)
-    return size
+    return int(size)
 
 
 def as_cache_path(text: str) -> str:

@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     ------
     DnnUnavailableError
         If a picture is to be drawn, but matplotlib is missing.
+    ScriptError
+        If the file or module is no Python code.
     """
     if not has_script(args):
         return 2

@@ -13,7 +13,17 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["add_script", "has_script", "run_script"]
+__all__ = ["ScriptError", "add_script", "has_script", "run_script"]
+
+#: Packages whose code runs before that of a script.
+_BEFORE = ("dnnops", "runpy", "importlib", "pkgutil", "zipimport", "zlib")
+_FROZEN = "_frozen_"
+#: Characters of a name or reason in a message.
+_LONGEST = 300
+
+
+class ScriptError(Exception):
+    """Raised if a script or module cannot be read, so that none of its code has run."""
 
 
 def add_script(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +44,8 @@ def has_script(args: argparse.Namespace) -> bool:
         print(f"dnnops {args.command}: pass a script, or -m and a module", file=sys.stderr)
         return False
     if not args.module and not os.path.exists(args.script):
-        print(f"dnnops {args.command}: there is no file {args.script}", file=sys.stderr)
+        name = _shortened(args.script)
+        print(f"dnnops {args.command}: there is no file {name}", file=sys.stderr)
         return False
     return True
 
@@ -54,6 +65,9 @@ def run_script(args: argparse.Namespace) -> int:
     ------
     SystemExit
         If the script raises it, with the script's own exit status.
+    ScriptError
+        If there is no such module, or the file is not a script. A script with a syntax error is
+        one that raised an exception.
     """
     sys.argv = [args.script, *args.arguments]
     failure: Exception | None = None
@@ -71,6 +85,10 @@ def run_script(args: argparse.Namespace) -> int:
             failure = error
     if failure is None:
         return 0
+    has_line = isinstance(failure, SyntaxError) and failure.lineno
+    if not has_line and not _has_begun(failure.__traceback__):
+        reason = str(failure).replace("\n", " ") or type(failure).__name__
+        raise ScriptError(f"cannot run {_shortened(args.script)}: {_shortened(reason)}")
     traceback.print_exception(failure.with_traceback(_of_the_script(failure.__traceback__)))
     return 1
 
@@ -102,6 +120,20 @@ def _is_open(stream: TextIO) -> bool:
     except OSError as error:
         return error.errno != errno.EBADF
     return True
+
+
+def _has_begun(trace: TracebackType | None) -> bool:
+    """Return whether an exception comes from the script, or from a package that it is in."""
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__"))
+        if name.partition(".")[0] not in _BEFORE and not name.startswith(_FROZEN):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _of_the_script(trace: TracebackType | None) -> TracebackType | None:

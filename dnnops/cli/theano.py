@@ -28,6 +28,11 @@ def run(args: argparse.Namespace) -> int:
     int
         0 if the script ended, 1 if it raised an exception, 2 if there is no script. The script's
         own exit status is kept.
+
+    Raises
+    ------
+    ScriptError
+        If the file or module is no Python code.
     """
     if not has_script(args):
         return 2

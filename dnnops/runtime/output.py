@@ -23,6 +23,7 @@ __all__ = ["is_file", "obstacle", "write"]
 #: How long to wait for a process that reads from a named pipe.
 _READER_WITHIN = 5.0  # seconds
 _MOST_LINKS = 40
+_MOST_DIGITS = 9
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFCHR: "a device",
@@ -66,6 +67,8 @@ def _place(path: str | os.PathLike[str]) -> _Place:
         # A link there may name a pipe, which has no path, and must not be replaced if it names a
         # file: the descriptor would keep the old one.
         if name.isdecimal() and os.path.realpath(folder) == own:
+            if len(name) > _MOST_DIGITS:  # more than a C int has
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF), given)
             return _Place(place, int(name), os.fstat(int(name)))
         if not os.path.islink(place):
             status = None
