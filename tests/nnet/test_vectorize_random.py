@@ -198,6 +198,26 @@ def test_attention_with_states_of_entries():
             np.testing.assert_allclose(result[i], expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("static", [True, False])
+def test_state_after_attention(static):
+    """It is that after all entries, as in a batch of them."""
+    state = pt.lvector()
+    known = SHAPES if static else [(None,) * 4] * 3
+    q, k, v = (pt.tensor(dtype="float64", shape=s) for s in known)
+    after = nnet.scaled_dot_product_attention(q, k, v, dropout_p=P, state=state)[1]
+    assert after.type.ndim == 1
+    values = dict(zip((q, k, v), (np.ones(s) for s in SHAPES), strict=True)) | {state: STATE}
+    np.testing.assert_array_equal(evaluate(after, values), [5, 7 + 16])
+    for count in (5, 0):
+        vs = pt.tensor(dtype="float64", shape=(count if static else None, *known[2]))
+        found = vectorized(after, {v: vs})
+        several = {x: a for x, a in values.items() if x is not v}
+        drawn = -(-count * 60 // 64)
+        np.testing.assert_array_equal(
+            evaluate(found, several | {vs: np.ones((count, *SHAPES[2]))}), [5, 7 + 16 * drawn]
+        )
+
+
 @pytest.mark.parametrize("kind", ["dropout", "attention"])
 def test_seeds(kind):
     """Each call draws new numbers, and the gradient knows those of its call."""

@@ -14,19 +14,20 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant
+from pytensor.tensor.shape import Shape
 from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import number, probability, shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
+from dnnops.nnet.across_entries import across_entries
 from dnnops.nnet.attention.masks import spread_mask, sum_to_mask
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
 from dnnops.nnet.regularization.dropout import (
-    BLOCKS,
-    GROUP,
     Dropout,
     initial_state,
     random_words,
+    state_after,
     state_vector,
 )
 from dnnops.nnet.streams import advance
@@ -521,8 +522,9 @@ def scaled_dot_product_attention(
     if not op.dropout:
         return out
     drawn = node.inputs[3 + op.optional.index("state")]
-    count = pt.prod(pt.stack([*out.shape[:3], node.inputs[1].shape[2]]), dtype="int64")
-    next_state = drawn + pt.stack([pt.constant(0, dtype="int64"), BLOCKS * (-(-count // GROUP))])
+    shape: Any = Shape()(out)
+    scores = pt.stack([*(shape[i] for i in range(3)), node.inputs[1].shape[2]])
+    next_state = state_after(drawn, [across_entries(pt.prod(scores, dtype="int64"))])
     if own is None:
         return out, next_state
     advance(own, next_state)

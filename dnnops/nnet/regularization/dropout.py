@@ -293,7 +293,7 @@ def dropout_state(seed: int, name: str | None = None) -> Any:
 
 def state_after(state: Any, shape: Any) -> Any:
     """Return the state after a dropout of an array of this shape, as an expression."""
-    count = pt.cast(prod(shape, start=pt.constant(1, dtype="int64")), "int64")
+    count = pt.cast(prod(shape), "int64")
     return state + pt.stack([pt.constant(0, dtype="int64"), BLOCKS * (-(-count // GROUP))])
 
 
