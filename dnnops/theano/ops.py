@@ -45,6 +45,9 @@ __all__ = [
     "softmax_op",
 ]
 
+#: Spatial axes that one Op pools.
+MAX_SPATIAL = 3
+
 
 class OpName:
     """Stand-in for a Theano Op class, whose instances are functions that apply the Op.
@@ -178,9 +181,29 @@ DimShuffle = OpName("DimShuffle", _dimshuffle, elemwise.DimShuffle)
 
 def _pool(ignore_border: bool = False, mode: str = "max", ndim: int = 2, openmp: Any = None) -> Any:
     def pool(x: Any, ws: Any, stride: Any = None, pad: Any = None) -> Any:
-        return pool_nd("Pool", ndim, x, mode, ignore_border, ws, stride, pad)
+        if ndim <= MAX_SPATIAL:
+            return pool_nd("Pool", ndim, x, mode, ignore_border, ws, stride, pad)
+        out = pt.as_tensor_variable(x)
+        if out.type.dtype in pt.type.integer_dtypes and mode not in ("max", "sum"):
+            raise DnnTypeError(
+                f"Pool: averages over {ndim} axes need a floating-point x, got {out.type.dtype}"
+            )
+        lead = out.type.ndim - ndim
+        for part in _parts(ndim):
+            axes = range(lead + ndim)[lead:][part]
+            last = range(-len(axes), 0)
+            given = [value if value is None else value[part] for value in (ws, stride, pad)]
+            out = pt.moveaxis(out, axes, last)
+            out = pool_nd("Pool", len(axes), out, mode, ignore_border, *given)
+            out = pt.moveaxis(out, last, axes)
+        return out
 
     return pool
+
+
+def _parts(ndim: int) -> list[slice]:
+    """Divide axes among Ops. In every mode, a window's result is that of its parts' results."""
+    return [slice(i, min(i + MAX_SPATIAL, ndim)) for i in range(0, ndim, MAX_SPATIAL)]
 
 
 def _out_shape(
@@ -200,9 +223,17 @@ def _out_shape(
     pad = padding if pad is None else pad
     stride = ws if stride is None else stride
     pad = (0,) * ndim if pad is None else pad
-    kept, spatial = list(imgshape[:-ndim]), imgshape[-ndim:]
-    shape = nnet.pool_output_shape((1, 1, *spatial), ws, stride, pad, ignore_border)
-    return kept + list(shape[2:])
+    shape, spatial = list(imgshape[:-ndim]), imgshape[-ndim:]
+    if ndim <= MAX_SPATIAL:
+        return shape + _pooled(spatial, ws, stride, pad, ignore_border)
+    for part in _parts(ndim):
+        given = (value[part] for value in (spatial, ws, stride, pad))
+        shape += _pooled(*given, ignore_border)
+    return shape
+
+
+def _pooled(spatial: Any, ws: Any, stride: Any, pad: Any, ignore_border: bool) -> list[Any]:
+    return list(nnet.pool_output_shape((1, 1, *spatial), ws, stride, pad, ignore_border)[2:])
 
 
 _pool.out_shape = _out_shape  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import dnnops.nnet
-from dnnops.errors import DnnNotSupportedError, DnnValueError
+from dnnops.errors import DnnNotSupportedError, DnnTypeError, DnnValueError
 
 RNG = np.random.default_rng(5)
 IMAGE, FILTERS = RNG.normal(size=(2, 3, 8, 7)), RNG.normal(size=(4, 3, 3, 2))
@@ -107,6 +107,44 @@ def test_pooling(theano: Any, ndim: int, rank: int):
     assert_allclose(found[0], found[2])
     assert_allclose(found[1], found[3])
     assert_allclose(value, again)
+
+
+@pytest.mark.parametrize("mode", ["max", "sum", "average_inc_pad", "average_exc_pad"])
+@pytest.mark.parametrize("ignore_border", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4, 3, 6), (1, 4, 3, 2, 3, 2)])
+def test_pooling_of_more_than_three_axes(theano: Any, mode: str, ignore_border: bool, shape: Any):
+    ndim = 4 if shape[0] == 2 else 5
+    ws, stride = (3, 2, 2, 4, 2)[-ndim:], (1, 2, 3, 2, 1)[-ndim:]
+    pad = (1, 1, 0, 2, 0)[-ndim:] if ignore_border else (0,) * ndim
+    x = RNG.normal(size=shape)
+    low = np.finfo(float).min if mode == "max" else 0.0
+    edges = [(0, 0)] * (len(shape) - ndim) + [(p, p) for p in pad]
+    padded = np.pad(x, edges, constant_values=low)
+    inside = np.pad(np.ones(shape[-ndim:]), edges[-ndim:])
+    pool = theano.tensor.signal.pool.Pool
+    wanted_shape = pool.out_shape(shape, ws, ignore_border, stride, pad, ndim)
+    wanted = np.zeros(wanted_shape)
+    for at in np.ndindex(*wanted_shape[-ndim:]):
+        window = tuple(slice(i * s, i * s + w) for i, s, w in zip(at, stride, ws, strict=True))
+        values = padded[(..., *window)].reshape(*shape[:-ndim], -1)
+        number = inside[window].sum() if mode == "average_exc_pad" else values.shape[-1]
+        one = values.max(-1) if mode == "max" else values.sum(-1)
+        wanted[(..., *at)] = one / number if mode.startswith("average") else one
+    variable = theano.tensor.TensorType("float64", (False,) * len(shape))()
+    op = pool(ignore_border, mode, ndim)
+    f = theano.function([variable], op(variable, ws, stride, pad))
+    assert_allclose(f(x), wanted, rtol=1e-12)
+    whole = (10 * x).astype("int32")
+    if mode.startswith("average"):
+        with pytest.raises(
+            DnnTypeError, match=f"averages over {ndim} axes need a floating-point x"
+        ):
+            op(whole, ws)
+    else:
+        both = [op(whole, ws, stride, pad), op(whole.astype("float64"), ws, stride, pad)]
+        found, exact = theano.function([], both)()
+        assert found.dtype == "int32"
+        np.testing.assert_array_equal(found, exact)
 
 
 def test_shapes_of_pooling(theano: Any):
