@@ -35,7 +35,10 @@ def cross_entropy(lib: Any, op: Any, x: Any, labels: Any) -> tuple[Any, Any]:
     # into NaN.
     picked = lib.where(at_label, shifted, 0.0).sum(axis=1, keepdims=True)
     costs = (log_sum - picked) * factor
-    return costs[:, 0], lib.concatenate([top, log_sum], 1)
+    statistics = lib.concatenate([top, log_sum], 1)
+    if x.shape[0] == 1:  # the only row may be read at several labels
+        statistics = statistics + lib.zeros((at_label.shape[0], 2), x)
+    return costs[:, 0], statistics
 
 
 def cross_entropy_gradient(
@@ -51,4 +54,6 @@ def cross_entropy_gradient(
         )
     softmax = lib.exp(x[:count] - statistics[:, :1] - statistics[:, 1:])
     gradient = g[:, None] * factor * (softmax - lib.where(at_label, 1.0, 0.0))
+    if x.shape[0] == 1:
+        return (gradient.sum(axis=0, keepdims=True),)
     return (lib.concatenate([gradient, lib.zeros((x.shape[0] - count, x.shape[1]), x)], 0),)

@@ -56,8 +56,9 @@ class CrossEntropyBase(ExpandableOp, ExpressionOp):
         If True, each row of the scores has a cost and a label. If False, each label has a cost, and
         there may be more rows than labels, as with the index ``arange(labels.shape[0])``.
     one_for_all : bool
-        Whether a single label may apply to all rows, as with the index ``arange(x.shape[0])``. Only
-        used with `every_row`.
+        Whether a single label may apply to all rows, and a single row to all labels, as with the
+        index ``arange(x.shape[0])``. Only used with `every_row`. On a GPU, a single row may have
+        only one label.
     """
 
     __props__: tuple[str, ...] = ("every_row", "one_for_all")
@@ -80,13 +81,29 @@ class CrossEntropyBase(ExpandableOp, ExpressionOp):
         DnnIndexError
             If the numbers of labels and rows are known and don't match.
         """
+        broadcasts = self.every_row and self.one_for_all
         if isinstance(rows, int) and isinstance(labels, int):
             fits = labels == rows if self.every_row else labels <= rows
-            if self.every_row and self.one_for_all:
-                fits |= labels == 1
+            if broadcasts:
+                fits |= 1 in (labels, rows)
             if not fits:
                 raise DnnIndexError(f"{type(self).__name__}: {labels} labels for {rows} rows")
+        if broadcasts and rows in (None, 1):
+            return None if rows is None and labels == 1 else labels
         return rows if self.every_row else labels
+
+    def symbolic_count(self, x: Any, labels: Any, rows: Any, label_count: Any) -> Any:
+        """Return the number of costs, given the numbers of rows and labels as variables."""
+        if not self.every_row:
+            return label_count
+        if not self.one_for_all or x.type.shape[0] not in (None, 1) or labels.type.shape[0] == 1:
+            return rows
+        return pt.switch(pt.eq(rows, 1), label_count, rows)
+
+    def _rows(self, x: Any, labels: Any) -> Any:
+        """Return the index of the row of each cost."""
+        count = self.symbolic_count(x, labels, x.shape[0], labels.shape[0])
+        return pt.minimum(pt.arange(count), x.shape[0] - 1)
 
     def targets(self, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return the non-negative label of each row that has a cost.
@@ -129,7 +146,7 @@ class CrossEntropy(CrossEntropyBase):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
-        count = shapes[0][0] if self.every_row else shapes[1][0]
+        count = self.symbolic_count(*node.inputs, shapes[0][0], shapes[1][0])
         return [(count,), (count, 2)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
@@ -139,10 +156,10 @@ class CrossEntropy(CrossEntropyBase):
     def _expressions(self, x: Any, labels: Any) -> list[Any]:
         wide = pt.cast(x, accumulator_dtype(x.type.dtype))
         logs = log_softmax(wide, axis=1)
-        rows = pt.arange(x.shape[0] if self.every_row else labels.shape[0])
+        rows = self._rows(x, labels)
         top = wide.max(axis=1)
         log_sum = pt.log(pt.exp(wide - top[:, None]).sum(axis=1))
-        statistics = pt.stack([top, log_sum], axis=1)[: rows.shape[0]]
+        statistics = pt.stack([top, log_sum], axis=1)[rows]
         return [pt.cast(-logs[rows, labels], x.type.dtype), statistics]
 
     def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Any]:
@@ -157,7 +174,7 @@ class CrossEntropy(CrossEntropyBase):
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         x, labels = inputs
         targets = self.targets(x, labels)
-        used = x[: len(targets)].astype(accumulator_dtype(x.dtype), copy=False)
+        used = _rows_of(x, len(targets)).astype(accumulator_dtype(x.dtype), copy=False)
         top = used.max(axis=1, initial=-np.inf)
         with np.errstate(invalid="ignore"):
             shifted = used - top[:, None]
@@ -205,10 +222,10 @@ class CrossEntropyGrad(CrossEntropyBase):
         # Computed from the scores instead of the statistics, so that gradients reach the scores.
         dtype = x.type.dtype
         wide = pt.cast(x, accumulator_dtype(dtype))
-        rows = pt.arange(x.shape[0] if self.every_row else labels.shape[0])
+        rows = self._rows(x, labels)
         g = pt.broadcast_to(pt.cast(g, wide.type.dtype), (rows.shape[0],))
         softmax = pt.exp(log_softmax(wide, axis=1))
-        padded = pt.set_subtensor(pt.zeros_like(wide[:, 0])[rows], g)
+        padded = pt.inc_subtensor(pt.zeros_like(wide[:, 0])[rows], g)
         gradient = pt.inc_subtensor((padded[:, None] * softmax)[rows, labels], -g)
         return [pt.cast(gradient, dtype)]
 
@@ -223,12 +240,19 @@ class CrossEntropyGrad(CrossEntropyBase):
             )
         dtype = accumulator_dtype(x.dtype)
         result = np.zeros(x.shape, dtype)
-        used = x[:count].astype(dtype, copy=False)
+        used = _rows_of(x, count).astype(dtype, copy=False)
         with np.errstate(invalid="ignore"):
             softmax = np.exp(used - statistics[:, :1] - statistics[:, 1:])
         softmax[np.arange(count), targets] -= 1
-        result[:count] = g.astype(dtype)[:, None] * softmax
+        by_row = g.astype(dtype)[:, None] * softmax
+        result[:count] = by_row.sum(axis=0) if len(x) == 1 else by_row
         output_storage[0][0] = result.astype(x.dtype)
+
+
+def _rows_of(x: np.ndarray, count: int) -> np.ndarray:
+    """Return the row of each cost; a single row has all of them."""
+    found: np.ndarray = np.broadcast_to(x, (count, x.shape[1])) if len(x) == 1 else x[:count]
+    return found
 
 
 def cross_entropy(x: Any, labels: Any) -> TensorVariable:

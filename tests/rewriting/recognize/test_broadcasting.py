@@ -166,9 +166,10 @@ def test_a_column_that_broadcasts_over_the_summed_axis():
     np.testing.assert_allclose(found, 0.9 * column * np.ones((1, 10)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("known", [1, None])
 @pytest.mark.parametrize("rows", ["counted", "constant"])
-def test_one_row_read_at_many_labels(rows):
-    x, labels = pt.tensor(dtype="float32", shape=(1, None)), pt.lvector()
+def test_one_row_read_at_many_labels(rows, known):
+    x, labels = pt.tensor(dtype="float32", shape=(known, None)), pt.lvector()
     logs = log_softmax(x, axis=1)
     picked = logs[pt.arange(x.shape[0]) if rows == "counted" else np.arange(1), labels]
     outputs = [-picked, pytensor.grad(-pt.sin(picked).sum(), x)]

@@ -2,7 +2,9 @@
 #include "../../common/cross_entropy_problem.hpp"
 #include "../../common/op.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include <omp.h>
 
@@ -53,11 +55,12 @@ class Labels {
 template <class T>
 class Rows {
  public:
-  explicit Rows(const dnnops_tensor &x) : x_(x), is_dense_(x.strides[1] == (int64_t)sizeof(T)) {
+  Rows(const dnnops_tensor &x, const CrossEntropyProblem &problem)
+      : x_(x), step_(problem.row_step * x.strides[0]), is_dense_(x.strides[1] == (int64_t)sizeof(T)) {
     if (!is_dense_) copies_ = reinterpret_cast<T *>(thread_scratch(omp_get_max_threads() * x.shape[1] * sizeof(T)));
   }
   const T *operator[](int64_t row) const {
-    const char *begin = static_cast<const char *>(x_.data) + row * x_.strides[0];
+    const char *begin = static_cast<const char *>(x_.data) + row * step_;
     if (is_dense_) return reinterpret_cast<const T *>(begin);
     T *copy = copies_ + omp_get_thread_num() * x_.shape[1];
     for (int64_t i = 0; i < x_.shape[1]; ++i) std::memcpy(copy + i, begin + i * x_.strides[1], sizeof(T));
@@ -66,6 +69,7 @@ class Rows {
 
  private:
   const dnnops_tensor &x_;
+  int64_t step_;
   bool is_dense_;
   T *copies_ = nullptr;
 };
@@ -133,7 +137,7 @@ void backward_short_rows(T *columns, int64_t classes, int64_t width, const int64
 template <class T>
 void forward(const CrossEntropyProblem &problem, const dnnops_tensor &x, const Labels &labels, dnnops_tensor *outputs) {
   T *costs = static_cast<T *>(outputs[0].data), *statistics = static_cast<T *>(outputs[1].data);
-  const Rows<T> rows(x);
+  const Rows<T> rows(x, problem);
   const int64_t count = problem.count, classes = problem.classes;
   const auto finish = [&](int64_t i, T top, T rest, T score) {
     const T log_sum = log_of_one_more(defined_rest(top, rest));
@@ -169,13 +173,23 @@ void backward(const CrossEntropyProblem &problem, const dnnops_tensor *inputs, c
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
   T *result = static_cast<T *>(output.data);
   const int64_t count = problem.count, classes = problem.classes;
-  const Rows<T> rows(x);
+  const Rows<T> rows(x, problem);
   const auto read = [](const dnnops_tensor &from, int64_t i) {
     T value;
     std::memcpy(&value, static_cast<const char *>(from.data) + i * from.strides[0], sizeof value);
     return value;
   };
   const auto by_cost = [&](int64_t i) { return read(g, g.shape[0] == 1 ? 0 : i); };
+  if (problem.row_step == 0) {  // the sum of the gradients at all labels
+    std::vector<T> at_label(classes);
+    std::vector<double> sum(classes);
+    for (int64_t i = 0; i < count; ++i) {
+      backward_row(rows[0], classes, labels[i], read(statistics, i), by_cost(i), at_label.data());
+      for (int64_t k = 0; k < classes; ++k) sum[k] += at_label[k];
+    }
+    std::copy(sum.begin(), sum.end(), result);
+    return;
+  }
   std::fill_n(result + count * classes, (problem.rows - count) * classes, (T)0);
   if (classes < kShort) {
 #pragma omp parallel for if (count * classes > kFewElements)
@@ -220,24 +234,24 @@ void check_dtype(const dnnops_tensor &x) {
 void shape(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0];
   check_dtype(x);
-  cross_entropy_shapes(cross_entropy_problem(call.params.rows, x, call.inputs[1]), x, call.outputs);
+  cross_entropy_shapes(cross_entropy_problem(call.params.rows, x, call.inputs[1], true), x, call.outputs);
 }
 
 void shape(const OpCall<GradParams> &call) {
   check_dtype(call.inputs[1]);
-  cross_entropy_grad_problem(call.params.rows, call.inputs);
+  cross_entropy_grad_problem(call.params.rows, call.inputs, false, true);
   set_output(call.outputs[0], call.inputs[1]);
 }
 
 void run(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0], &given = call.inputs[1];
-  const CrossEntropyProblem problem = cross_entropy_problem(call.params.rows, x, given);
+  const CrossEntropyProblem problem = cross_entropy_problem(call.params.rows, x, given, true);
   const Labels labels(given, problem);
   for_float_dtype(x.dtype, [&](auto zero) { forward<decltype(zero)>(problem, x, labels, call.outputs); });
 }
 
 void run(const OpCall<GradParams> &call) {
-  const CrossEntropyProblem problem = cross_entropy_grad_problem(call.params.rows, call.inputs);
+  const CrossEntropyProblem problem = cross_entropy_grad_problem(call.params.rows, call.inputs, false, true);
   const Labels labels(call.inputs[2], problem);
   for_float_dtype(call.inputs[1].dtype, [&](auto zero) {
     backward<decltype(zero)>(problem, call.inputs, labels, call.outputs[0]);
