@@ -14,6 +14,7 @@ from dnnops.arguments import shown
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import ExpressionOp
+from dnnops.nnet.norm.widened import widened
 from dnnops.nnet.validate import (
     Shape,
     accumulator_dtype,
@@ -128,15 +129,12 @@ class BatchNormBase(ExpressionOp):
         return tuple(1 if axis in self.axes else size for axis, size in enumerate(shape))
 
     def _arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Check the operands' values and return them in float64.
-
-        float32 sums lose the digits that a variance needs.
-        """
+        """Check the operands' values and return them in a dtype with the digits of a variance."""
         self.check_shapes({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
         for operand, bounds in self.scalars.items():
             value = float(inputs[self.operands.index(operand)])
             check_bounds(type(self).__name__, operand, value, *bounds)
-        return [np.asarray(x).astype("float64", copy=False) for x in inputs]
+        return widened(inputs)
 
     def _variables(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the operands to build expressions from; the symbolic version of `_arrays`."""

@@ -20,6 +20,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, reshaped
+from dnnops.nnet.norm.widened import widened
 from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
     Shape,
@@ -120,9 +121,7 @@ class GroupNormBase(ExpandableOp, ExpressionOp):
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         self.check_shapes({o: x.shape for o, x in zip(self.operands, inputs, strict=True)})
-        # float32 sums lose the digits that a variance needs.
-        wide = (a.astype("float64", copy=False) for a in inputs)
-        results = self._compute(inputs[0].shape, *wide)
+        results = self._compute(inputs[0].shape, *widened(inputs))
         for output, storage, result in zip(node.outputs, output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=output.type.dtype)
 

@@ -78,6 +78,8 @@ def _by_standard_deviation(
 ) -> TensorVariable:
     x = x.astype(epsilon.dtype)
     centered = x - x.mean(axis=axes, keepdims=True)
+    if epsilon == 0:  # squares of small differences must not underflow either
+        return _by_root_mean_square(centered, axes, epsilon)
     variance = pt.sqr(centered).mean(axis=axes, keepdims=True)
     return centered / pt.sqrt(variance + epsilon)
 

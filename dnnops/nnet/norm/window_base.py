@@ -22,6 +22,7 @@ from dnnops.arguments import shown, switch
 from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, is_connected
+from dnnops.nnet.norm.widened import widened
 from dnnops.nnet.validate import (
     accumulator_dtype,
     float_tensor,
@@ -127,8 +128,7 @@ class WindowNormBase(ExpandableOp, ExpressionOp):
         merge_shapes(
             type(self).__name__, **{o: x.shape for o, x in zip(names, inputs, strict=True)}
         )
-        # In float32, squares of large numbers are infinite.
-        results = self._compute(*(x.astype("float64", copy=False) for x in inputs))
+        results = self._compute(*widened(inputs))
         for storage, result in zip(output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=inputs[0].dtype)
 

@@ -13,6 +13,7 @@
 #include "../../common/batchnorm_problem.hpp"
 #include "../../common/op.hpp"
 #include "batchnorm_loops.hpp"
+#include "moments.hpp"
 
 namespace dnnops {
 namespace {
@@ -94,6 +95,28 @@ struct TrainParams : BatchNormWords {
   int input_count() const { return has_running ? 7 : 4; }
 };
 
+// A channel whose variance is no ordinary number: in float64, scaled. out must be contiguous.
+template <class T>
+void normalize_scaled_channel(const View &view, const T *data, int64_t c, double epsilon, double scale, double bias,
+                              Statistics &found, T *invstd, T *out) {
+  const View to = contiguous(view);
+  std::vector<double> values;
+  for (int64_t n = 0; n < view.shape[0]; ++n)
+    for (int64_t i = 0; i < view.shape[2]; ++i) values.push_back(*element(view, data, n, c, i));
+  const ScaledGroup scaled(values.data(), (int64_t)values.size());
+  if (!std::isfinite(scaled.most)) return;  // differences from infinity are undefined
+  const Moments of = take_moments(scaled.x.data(), (int64_t)values.size());
+  const double deviation = std::sqrt(of.variance + scaled.epsilon(epsilon));
+  found.mean[c] = of.mean / scaled.factor;
+  found.rest[c] = of.rest / scaled.factor;
+  found.variance[c] = of.variance / scaled.factor / scaled.factor;
+  invstd[c] = (T)(scaled.factor / deviation);
+  for (int64_t n = 0, k = 0; n < view.shape[0]; ++n)
+    for (int64_t i = 0; i < view.shape[2]; ++i, ++k)
+      *const_cast<T *>(element(to, out, n, c, i)) =
+          (T)(((scaled.x[k] - of.mean) - of.rest) * (scale / deviation) + bias);
+}
+
 template <class T>
 void compute(const TrainParams &params, const dnnops_tensor *inputs, const dnnops_tensor *outputs) {
   const int64_t channels = element_count(outputs[1].shape, outputs[1].ndim);
@@ -101,7 +124,7 @@ void compute(const TrainParams &params, const dnnops_tensor *inputs, const dnnop
   const double epsilon = read_scalar(inputs[3]);
   PackedInputs<T> packed(params, inputs, 1, 3);
   const Operands<T> &operands = packed.pack_all();
-  const Statistics found = take_statistics(operands.views[0], operands.data[0]);
+  Statistics found = take_statistics(operands.views[0], operands.data[0]);
   const T *scale = operands.data[1], *bias = operands.data[2];
   T *mean = static_cast<T *>(outputs[1].data), *invstd = static_cast<T *>(outputs[2].data);
   Normalization<T> by(channels);
@@ -113,7 +136,13 @@ void compute(const TrainParams &params, const dnnops_tensor *inputs, const dnnop
     // Corrects for the rounding of a mean that is large compared with the deviation.
     by.bias[c] = (T)(bias[c] + ((mean[c] - found.mean[c]) - found.rest[c]) * factor);
   }
-  normalize(operands.views[0], operands.data[0], by, static_cast<T *>(outputs[0].data));
+  T *const out = static_cast<T *>(outputs[0].data);
+  normalize(operands.views[0], operands.data[0], by, out);
+  for (int64_t c = 0; c < channels; ++c) {
+    if (is_ordinary<T>(found.variance[c] + epsilon)) continue;
+    normalize_scaled_channel(operands.views[0], operands.data[0], c, epsilon, scale[c], bias[c], found, invstd, out);
+    mean[c] = (T)found.mean[c];
+  }
   if (!params.has_running) return;
   const double factor = read_scalar(inputs[4]), samples = (double)sample_count(params, inputs[0]);
   // The variance of a single sample cannot be made unbiased.

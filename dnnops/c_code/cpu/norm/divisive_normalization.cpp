@@ -78,13 +78,13 @@ void run_plane(const WindowNorm &norm, const Power &power, const Plane &plane, c
   for (int64_t i = 0; i < size; ++i) of.first[i] = of.gy[i] * powers[i] - factor * of.x[i] * sums[i];
 }
 
-template <bool kBackward>
-void run(const OpCall<Params<kBackward>> &call) {
+// Double: the type of elements whose dtype is float64.
+template <bool kBackward, class Double>
+void run_as(const OpCall<Params<kBackward>> &call) {
   const Params<kBackward> &params = call.params;
   const dnnops_tensor *inputs = call.inputs, *outputs = call.outputs, &x = inputs[0];
   const int64_t count = element_count(x.shape, x.ndim), inputs_given = params.input_count();
-  const int output_count = kBackward && params.has_means ? 2 : 1;
-  if (count == 0 || run_wide(call, output_count, run<kBackward>)) return;
+  if (count == 0) return;
   Plane plane{x.ndim - 2, {1, 1, 1}, 1};
   for (int64_t i = 0; i < plane.ndim; ++i) plane.size *= plane.shape[i] = x.shape[2 + i];
   const int64_t planes = count / plane.size;
@@ -92,7 +92,7 @@ void run(const OpCall<Params<kBackward>> &call) {
   contiguous_inputs(inputs, inputs_given, data);
   const WindowNorm norm = window_norm(params, plane.ndim);
   for_float_dtype(x.dtype, [&](auto zero) {
-    using T = decltype(zero);
+    using T = std::conditional_t<std::is_same_v<decltype(zero), double>, Double, float>;
     const auto at = [&](const void *array, int64_t index) {
       return array ? static_cast<const T *>(array) + index * plane.size : nullptr;
     };
@@ -112,6 +112,16 @@ void run(const OpCall<Params<kBackward>> &call) {
                        mine);
       }
     });
+  });
+}
+
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  const int output_count = kBackward && call.params.has_means ? 2 : 1;
+  for_float_dtype(call.outputs[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Double = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+    if (!run_wide<T>(call, output_count, run_as<kBackward, Double>)) run_as<kBackward, double>(call);
   });
 }
 

@@ -10,6 +10,7 @@
 #include "../../common/op.hpp"
 #include "../base/contiguous.hpp"
 #include "batchnorm_loops.hpp"
+#include "moments.hpp"
 
 namespace dnnops {
 namespace {
@@ -45,52 +46,6 @@ int64_t slice_count(const Layout &layout) {
   return layout.groups * layout.size() > 16384 ? std::min(thread_count(), layout.groups) : 1;
 }
 
-// How many terms are added without compensation. A group's channels may differ, so that terms of one sign, which
-// leave larger rounding errors, come together.
-template <class T>
-constexpr int64_t kTerms = std::is_same_v<T, double> ? 16 : kRun<T>;
-
-// A sum in float64, which keeps what rounding took if the terms are float64, too.
-template <class T>
-struct Sum {
-  double sum = 0, lost = 0;
-  void add(double term) { accumulate<T>(sum, lost, term); }
-  double value() const { return lost == lost ? sum + lost : sum; }  // an infinite sum has lost nothing
-};
-
-// rest: the rounding error of the mean.
-struct Moments {
-  double mean, rest, variance;
-};
-
-template <class T>
-Moments moments_from(double origin, const T *x, int64_t count) {
-  Sum<T> totals, all_squares;
-  for (int64_t run = 0; run < count; run += kTerms<T>) {
-    const int64_t stop = std::min(count, run + kTerms<T>);
-    double total = 0, squares = 0;
-#pragma omp simd reduction(+ : total, squares)
-    for (int64_t i = run; i < stop; ++i) {
-      const double away = x[i] - origin;
-      total += away;
-      squares += away * away;
-    }
-    totals.add(total);
-    all_squares.add(squares);
-  }
-  const double shift = totals.value() / count, variance = all_squares.value() / count - shift * shift;
-  const double mean = origin + shift;
-  return {mean, (origin - mean) + shift, variance < 0 ? 0 : variance};  // NaN is kept
-}
-
-// The first element is the origin. If it is far from the mean, the squares lose digits that float64 data have
-// (but float32 data do not), so for float64 a second pass starts from the mean.
-template <class T>
-Moments take_moments(const T *x, int64_t count) {
-  const Moments found = moments_from<T>(x[0], x, count);
-  return std::is_same_v<T, float> ? found : moments_from<T>(found.mean, x, count);
-}
-
 // Calls body(inner), with a constant if it is 1, so that the loops over channels become the innermost ones.
 template <class Body>
 void by_inner(const Layout &layout, Body &&body) {
@@ -114,6 +69,18 @@ void normalize_group(const Moments &of, double epsilon, const Layout &layout, co
       for (int64_t i = c * inner; i < (c + 1) * inner; ++i) y[i] = (x[i] - center) * times + plus;
     }
   });
+}
+
+// Like normalize_group(), for numbers of any magnitude.
+template <class T>
+void normalize_scaled(double epsilon, const Layout &layout, const T *x, const T *gamma, const T *beta, T *y) {
+  const int64_t size = layout.size();
+  const ScaledGroup scaled(x, size);
+  const std::vector<double> scale(gamma, gamma + layout.per_group), bias(beta, beta + layout.per_group);
+  std::vector<double> result(size);
+  normalize_group(take_moments(scaled.x.data(), size), scaled.epsilon(epsilon), layout, scaled.x.data(), scale.data(),
+                  bias.data(), result.data());
+  std::copy(result.begin(), result.end(), y);
 }
 
 // The sums of a channel of a sample: of the output's gradient, and of its products with the data less the center.
@@ -179,6 +146,24 @@ void group_gradient(const Moments &of, double epsilon, const Layout &layout, con
   });
 }
 
+// Like group_gradient(), for numbers of any magnitude.
+template <class T>
+void scaled_gradient(double epsilon, const Layout &layout, const T *x, const T *gamma, const T *gy, T *dx,
+                     Sum<T> *dgamma, Sum<T> *dbeta) {
+  const int64_t size = layout.size();
+  const ScaledGroup scaled(x, size);
+  const std::vector<double> scale(gamma, gamma + layout.per_group), top(gy, gy + size);
+  std::vector<double> result(size);
+  std::vector<Sum<double>> sums(2 * layout.per_group);
+  group_gradient(take_moments(scaled.x.data(), size), scaled.epsilon(epsilon), layout, scaled.x.data(), scale.data(),
+                 top.data(), result.data(), sums.data(), sums.data() + layout.per_group);
+  for (int64_t i = 0; i < size; ++i) dx[i] = (T)(result[i] * scaled.factor);
+  for (int64_t c = 0; c < layout.per_group; ++c) {
+    dgamma[c].add(sums[c].value());
+    dbeta[c].add(sums[layout.per_group + c].value());
+  }
+}
+
 // Inputs: x, gamma, beta. Output: y.
 template <class T>
 void run_in(const Params<false> &params, const Layout &layout, const void *const *inputs, const dnnops_tensor *outputs) {
@@ -192,8 +177,12 @@ void run_in(const Params<false> &params, const Layout &layout, const void *const
     for (int64_t group = begin; group < end; ++group) {
       const int64_t first = layout.first_channel(group);
       const T *from = x + group * size;
-      normalize_group(take_moments(from, size), params.epsilon, layout, from, gamma + first, beta + first,
-                      y + group * size);
+      T *const to = y + group * size;
+      const Moments of = take_moments(from, size);
+      if (is_ordinary<T>(of.variance + params.epsilon))
+        normalize_group(of, params.epsilon, layout, from, gamma + first, beta + first, to);
+      else
+        normalize_scaled(params.epsilon, layout, from, gamma + first, beta + first, to);
     }
   });
 }
@@ -213,8 +202,12 @@ void run_in(const Params<true> &params, const Layout &layout, const void *const 
     Sum<T> *const mine = sums.data() + slice * 2 * channels;
     for (int64_t group = begin; group < end; ++group) {
       const int64_t first = layout.first_channel(group), at = group * size;
-      group_gradient(take_moments(x + at, size), params.epsilon, layout, x + at, gamma + first, gy + at, dx + at,
-                     mine + first, mine + channels + first);
+      const Moments of = take_moments(x + at, size);
+      Sum<T> *const dgamma = mine + first, *const dbeta = mine + channels + first;
+      if (is_ordinary<T>(of.variance + params.epsilon))
+        group_gradient(of, params.epsilon, layout, x + at, gamma + first, gy + at, dx + at, dgamma, dbeta);
+      else
+        scaled_gradient(params.epsilon, layout, x + at, gamma + first, gy + at, dx + at, dgamma, dbeta);
     }
   });
   for (int which = 0; which < 2; ++which)

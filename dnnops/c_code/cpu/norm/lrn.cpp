@@ -129,12 +129,13 @@ struct Params : WindowNormParams {
   static int input_count() { return kBackward ? 2 : 1; }
 };
 
-template <bool kBackward>
-void run(const OpCall<Params<kBackward>> &call) {
+// Double: the type of elements whose dtype is float64.
+template <bool kBackward, class Double>
+void run_as(const OpCall<Params<kBackward>> &call) {
   const dnnops_tensor *inputs = call.inputs, &output = call.outputs[0];
   const int input_count = call.params.input_count();
   const int64_t count = element_count(output.shape, output.ndim);
-  if (count == 0 || run_wide(call, 1, run<kBackward>)) return;
+  if (count == 0) return;
   const int64_t bounds[4] = {0, 1, 2, output.ndim}, size = count * item_size(output.dtype);
   Operands operands;
   operands.count = input_count + 1;
@@ -164,7 +165,7 @@ void run(const OpCall<Params<kBackward>> &call) {
   const int64_t channels = operands.views[0].shape[1];
   const auto constant = [](auto rows) { return Rows<const std::remove_pointer_t<decltype(rows.data)>>{rows.data, rows.step}; };
   for_float_dtype(output.dtype, [&](auto zero) {
-    using T = decltype(zero);
+    using T = std::conditional_t<std::is_same_v<decltype(zero), double>, Double, float>;
     with_power(norm.beta, [&](const auto &power) {
       if constexpr (kBackward)
         for_tiles<T>(operands, 2 * norm.n + 1, [&](int64_t width, const Rows<T> *rows, T *spare) {
@@ -175,6 +176,16 @@ void run(const OpCall<Params<kBackward>> &call) {
           forward_tile<T>(norm, power, channels, width, constant(rows[0]), rows[1], spare);
         });
     });
+  });
+}
+
+template <bool kBackward>
+void run(const OpCall<Params<kBackward>> &call) {
+  constexpr int output_count = 1;
+  for_float_dtype(call.outputs[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Double = std::conditional_t<std::is_same_v<T, float>, double, long double>;
+    if (!run_wide<T>(call, output_count, run_as<kBackward, Double>)) run_as<kBackward, double>(call);
   });
 }
 

@@ -55,6 +55,7 @@ inline float negative_power(float s, double beta) {
   return s <= std::numeric_limits<float>::max() ? power : 1 / s;  // 0 for infinity, NaN for NaN
 }
 inline double negative_power(double s, double beta) { return std::pow(s, -beta); }
+inline long double negative_power(long double s, double beta) { return std::pow(s, -(long double)beta); }
 
 struct PowerOne {
   template <class T>
@@ -103,7 +104,7 @@ struct PowerLarge {  // for betas that could overflow in the steps above
   double beta;
   template <class T>
   T power(T s) const {
-    return (T)std::pow((double)s, -beta);
+    return (T)std::pow(s * 1.0, -beta);
   }
   template <class T>
   T next(T s, T power) const {
