@@ -52,6 +52,8 @@ class Case:
     alignment: int = 16
     mean: float = 0.0
     outlier: float = 0.0
+    #: What `x` is multiplied by.
+    magnitude: float = 1.0
     cooperative: bool = True
     #: Whether the device supports bulk copies.
     bulk: bool = True
@@ -90,6 +92,7 @@ class Case:
         x, g = (rounded(rng.standard_normal(self.shape) + m, self.dtype) for m in (self.mean, 0))
         if self.outlier:
             x[0, :, 0] = rounded(np.array(self.outlier), self.dtype)
+        x = rounded(x * self.magnitude, self.dtype)
         channels = (self.shape[1],)
         scale, bias, mean = (rng.standard_normal(channels) for _ in range(3))
         spread = rng.uniform(0.5, 2, channels)
@@ -241,7 +244,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory, cases) -> HostKernels:
-    options = [case.work.options for case in [*cases, *LARGE_MEANS]]
+    options = [case.work.options for case in [*cases, *LARGE_MEANS, *LARGE_NUMBERS]]
     return HostKernels(tmp_path_factory.mktemp("batchnorm"), options)
 
 
@@ -267,6 +270,25 @@ LARGE_MEANS = [
     Case((256, 2, 52), "float32", "train", outlier=200.0, holding_blocks=64, bulk=False),
     Case((64, 3, 784), "float32", "train", mean=1000.0, holding_blocks=6),
     Case((64, 3, 784), "float32", "gradient", mean=1000.0, holding_blocks=6),
+]
+
+#: Numbers whose squares are infinite in float32, in all ways.
+LARGE_NUMBERS = [
+    replace(case, dtype=dtype, magnitude=magnitude, inplace=magnitude > 1e30)
+    for case in (
+        Case((5, 3, 40), "float32", "train"),
+        Case((5, 20, 1), "float32", "train"),
+        *(
+            Case(shape, "float32", "train", cooperative=cooperative)
+            for shape in ((4, 3, 8001), (1000, 32, 1))
+            for cooperative in (False, True)
+        ),
+        Case((91, 2, 320), "float32", "train"),
+        Case((64, 3, 784), "float32", "train", holding_blocks=6),
+        Case((4000, 40, 1), "float32", "train", kept=1),
+        Case((1, 30, 96), "float32", "train"),
+    )
+    for dtype, magnitude in (("float32", 1e20), ("float32", 3e37), ("bfloat16", 3e37))
 ]
 
 
@@ -305,6 +327,13 @@ def test_random_arrays(kernels, cases):
 def test_large_means(kernels):
     for case in LARGE_MEANS:
         case.check(kernels)
+
+
+@pytest.mark.needs("cudnn")
+def test_large_numbers(kernels):
+    for case in LARGE_NUMBERS:
+        case.check(kernels)
+    assert {case.work.way for case in LARGE_NUMBERS} == {*WAYS.values()} - {WAYS["by_given"]}
 
 
 @pytest.mark.needs("cudnn")

@@ -243,6 +243,35 @@ def test_many_blocks(shape, mode, memory_format, dtype):
     close(dx, expected, 3 * bound, "dx")
 
 
+@pytest.mark.parametrize("magnitude", [1e20, 1e30, 1e37])
+@pytest.mark.parametrize(("shape", "mode", "memory_format"), [*LARGE, ((613, 512), "layer", "")])
+def test_numbers_with_infinite_squares(shape, mode, memory_format, magnitude):
+    import cupy
+
+    axes = {"per-activation": (0,), "layer": (1,)}.get(mode, (0, *range(2, len(shape))))
+    small = tuple(1 if i in axes else n for i, n in enumerate(shape))
+    rng = cupy.random.default_rng(2)
+    x, g = (rng.standard_normal(shape, dtype="float32") for _ in range(2))
+    x *= cupy.float32(magnitude)
+    if memory_format == "channels_last":
+        x = cupy.moveaxis(cupy.ascontiguousarray(cupy.moveaxis(x, 1, -1)), -1, 1)
+    scale, bias = (rng.standard_normal(small, dtype="float32") for _ in range(2))
+    op = GpuDnnBatchNorm("spatial", axes=axes)
+    out, mean, invstd = results_of(op, x, scale, bias, np.array(1e-4))
+    wide, g64 = x.astype("float64"), g.astype("float64")
+    true_invstd = 1 / wide.std(axis=axes, keepdims=True)
+    normalized = (wide - wide.mean(axis=axes, keepdims=True)) * true_invstd
+    pairs = [(out, normalized * scale + bias), (invstd, true_invstd)]
+    if magnitude < 1e35:  # its products with g fit in float32
+        of_g, of_product = (a.mean(axis=axes, keepdims=True) for a in (g64, g64 * normalized))
+        of_x = (g64 - of_g - normalized * of_product) * (scale * true_invstd)
+        op = GpuDnnBatchNormGrad("spatial", axes=axes)
+        pairs.append((results_of(op, x, g, scale, mean, invstd)[0], of_x))
+    for result, expected in pairs:
+        error = cupy.linalg.norm((result.astype("float64") - expected).ravel())
+        assert error <= 1e-5 * cupy.linalg.norm(expected.ravel())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 7, 64, 257, 512, 1000, 1023, 2048, 3000])
 def test_layer_normalization(length, dtype):

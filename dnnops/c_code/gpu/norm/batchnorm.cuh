@@ -371,8 +371,15 @@ struct Ready {
 constexpr int TABLE = HOW == BATCHNORM_ALONE || WARPS * COLUMNS > THREADS ? WARPS * COLUMNS : THREADS;
 using Table = Sums[TABLE];
 
+// Whether the squares of numbers may be too large for Acc: those of float32 and bfloat16, beyond 1e19. Their sums are
+// computed once more, in float64.
+constexpr bool MAY_OVERFLOW = KIND == BATCHNORM_TRAIN && (DTYPE == 0 || DTYPE == 3);
+// The largest sum of squares that a thread may have, so that those of a warp can be added up.
+constexpr float MOST_SQUARES = 1e36f;
+
 // Adds up the values of a warp's threads that have the same channels.
-DEVICE Acc sum_of_warp(Acc value) {
+template <class T>
+DEVICE T sum_of_warp(T value) {
   UNROLL
   for (int apart = 16; apart >= (ROWS ? LANES : 1); apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
   return value;
@@ -430,6 +437,16 @@ DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][
   }
 }
 
+// The same with wider sums.
+DEVICE void add_wide(const Packs &packs, const Acc (&from)[SUMS], double (&sums)[COUNT][SUMS], bool counts = true) {
+  UNROLL
+  for (int i = 0; i < V; ++i) {
+    const double difference = counts ? (double)to_acc(packs.of[0].of[i]) - from[i % SUMS] : 0;
+    sums[0][i % SUMS] += difference;
+    sums[1][i % SUMS] += difference * difference;
+  }
+}
+
 // Converts sums to another origin; `away` is the distance from it.
 DEVICE Sums moved(double count, double first, double second, double away) {
   Sums sums = {};
@@ -454,8 +471,8 @@ struct Origins {
 };
 
 // Calls found(v, sums) with the sums of a warp, for each of the thread's channels. `start` holds the thread's
-// first element of each channel, or the origin if it has none. `each(f)` calls f(packs, counts) for all
-// vectors, of which `count` are valid.
+// first element of each channel, or the origin if it has none. `each(f, again)` calls f(packs, counts) for all
+// vectors, of which `count` are valid; `again` says whether it has done so before.
 template <class Each, class Found>
 DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each each, Found found) {
   Acc sums[COUNT][SUMS];
@@ -468,9 +485,20 @@ DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each
     // even if some element is far off, such as one in a corner of a padded image.
     constexpr int FROM = ROWS ? LANES : 1;
     UNROLL
-    for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v]) * ((Acc)FROM / 32);
+    for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v] * ((Acc)FROM / 32));
     each([&](const Packs &packs, bool counts) { add(packs, start, sums, counts); });
     const double all = sum_of_warp((Acc)(count * (V / SUMS)));
+    bool fits = true;
+    if constexpr (MAY_OVERFLOW)
+      UNROLL
+      for (int v = 0; v < SUMS; ++v) fits = fits && sums[1][v] < MOST_SQUARES;  // not for NaN
+    if (MAY_OVERFLOW && __ballot_sync(~0u, !fits)) {
+      double wide[COUNT][SUMS] = {};
+      each([&](const Packs &packs, bool counts) { add_wide(packs, from.of, wide, counts); }, true);
+      UNROLL
+      for (int v = 0; v < SUMS; ++v) found(v, Sums{{sum_of_warp(wide[0][v]), sum_of_warp(wide[1][v])}});
+      return;
+    }
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       const double first = sum_of_warp(sums[0][v]), second = sum_of_warp(sums[1][v]);
@@ -501,7 +529,7 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = to_acc(x.of[v]);
   }
-  const auto each = [&](auto f) {
+  const auto each = [&](auto f, bool = false) {
     for_each<false>(p, walk, [&](const Packs &packs, long long offset, int slot) {
       f(settled(p, packs, offset, slot), true);
     });

@@ -83,21 +83,33 @@ DEVICE void normalize_held(const BatchNormParams &p) {
     holding.from = next;
     next = origins_of(channel + crews);
     if (has_share) wait_for_arrivals(own, turn);
-    // No branches, since they would separate the loads.
-    UNROLL
-    for (int i = 0; i < HOLDS; ++i)
+    const auto has = [&](int i) { return i < HAVE || i < left; };
+    const auto read = [&](int i, Words &words) {
       UNROLL
       for (int k = 0; k < ARRAYS; ++k) {
         const auto *const from = reinterpret_cast<const Words::Type *>(kept(p, k)) + i * 32 + lane();
-        holding.words[i].of[k] = i < HAVE || i < left ? *from : Words::Type{};
+        words.of[k] = has(i) ? *from : Words::Type{};
       }
+    };
+    // No branches, since they would separate the loads.
+    UNROLL
+    for (int i = 0; i < HOLDS; ++i) read(i, holding.words[i]);
     const Pack first = ((Packs)holding.words[0]).of[0];
     Acc start[SUMS];
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = left ? to_acc(first.of[v]) : holding.from.of[v];
-    const auto each = [&](auto f) {
-      UNROLL
-      for (int i = 0; i < HOLDS; ++i) f(holding.words[i], i < HAVE || i < left);
+    const auto each = [&](auto f, bool again = false) {
+      if (again) {  // rarely; held words would keep more registers
+        NO_UNROLL
+        for (int i = 0; i < HOLDS; ++i) {
+          Words words;
+          read(i, words);
+          f(words, has(i));
+        }
+      } else {
+        UNROLL
+        for (int i = 0; i < HOLDS; ++i) f(holding.words[i], has(i));
+      }
     };
     sum_of_warp(start, left, holding.from, each, [&](int, const Sums &sums) {
       if (lane() == 0) exchange.parts[two][warp()] = sums;

@@ -177,6 +177,20 @@ DEVICE void read_ready(const BatchNormParams &p, const Swept &space, const Sweep
   }
 }
 
+// The sums of a channel in float64, if they did not fit in Acc. The thread reads the channel again, which no block has
+// overwritten yet.
+DEVICE Sums wide_sums(const BatchNormParams &p, int channel, Acc from) {
+  Sums sums = {};
+  const Bits *x = static_cast<const Bits *>(p.x) + channel;
+  UNROLL_4
+  for (long long row = 0; row < p.batch; ++row, x += p.channels) {
+    const double difference = (double)to_acc(*x) - from;
+    sums.of[0] += difference;
+    sums.of[1] += difference * difference;
+  }
+  return sums;
+}
+
 // All blocks run at once. They wait twice: until all have summed their rows, and until the channels, which
 // are distributed over the blocks, have been added up.
 DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
@@ -206,6 +220,8 @@ DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
       for (int i = 0; i < PARTS; ++i)
         UNROLL
         for (int k = 0; k < COUNT; ++k) total.of[k] += table.sums[k][i * TILE + column];
+      if constexpr (MAY_OVERFLOW)
+        if (!(total.of[1] < INFINITY)) total = wide_sums(p, channel, known(p, channel));
       space.ready[channel] = finish(p, channel, total, known(p, channel), true);
     }
     announce(space.tiles);

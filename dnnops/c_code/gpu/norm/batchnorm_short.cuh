@@ -2,7 +2,8 @@
 // a warp that hold a whole channel in registers.
 
 // Adds up the values of a team's threads. The result is the same in all of them.
-DEVICE Acc sum_of_team(Acc value) {
+template <class T>
+DEVICE T sum_of_team(T value) {
   UNROLL
   for (int apart = TEAM / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(~0u, value, apart);
   return value;
@@ -47,6 +48,20 @@ DEVICE void normalize_short(const BatchNormParams &p) {
   Sums all;
   UNROLL
   for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_team(sums[k][0]);
+  if (const bool fits = all.of[1] < MOST_SQUARES; MAY_OVERFLOW && __ballot_sync(~0u, !fits)) {
+    double wide[COUNT][SUMS] = {};
+    const Origins first(p, place);
+    forget();
+    UNROLL
+    for (int i = 0; i < HOLDS; ++i) add_wide(words[i], first.of, wide, counts(i));
+    Sums of_team;
+    UNROLL
+    for (int k = 0; k < COUNT; ++k) of_team.of[k] = sum_of_team(wide[k][0]);
+    if (!fits) {
+      all = of_team;
+      from = first;
+    }
+  }
   const Acc known = KIND == BATCHNORM_GRADIENT ? given.spread[0] : from.of[0];
   const Ready ready = finish(p, channel, all, known, place.has_channels && member() == 0);
   const Formula formula(p, given, &ready);
