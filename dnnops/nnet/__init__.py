@@ -43,7 +43,8 @@ from dnnops.nnet.activation.softmax import (
     softmax_graph,
     softmax_with_bias,
 )
-from dnnops.nnet.attention.op import Attention, AttentionGrad, scaled_dot_product_attention
+from dnnops.nnet.attention.functions import scaled_dot_product_attention
+from dnnops.nnet.attention.op import Attention, AttentionGrad
 from dnnops.nnet.blocksparse import sparse_block_dot
 from dnnops.nnet.conv.checks import assert_conv_shape, assert_shape, border_mode_to_pad
 from dnnops.nnet.conv.op import (

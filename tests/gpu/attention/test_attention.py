@@ -11,7 +11,8 @@ from dnnops.errors import DnnNotSupportedError
 from dnnops.gpu.attention import GpuDnnAttention, GpuDnnAttentionGrad
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
-from dnnops.nnet.attention.op import Attention, AttentionGrad, scaled_dot_product_attention
+from dnnops.nnet.attention.functions import scaled_dot_product_attention
+from dnnops.nnet.attention.op import Attention, AttentionGrad
 from dnnops.runtime.replay import replay_failure, replays
 from tests.gpu.attention.attention_on_gpu import (
     OFFSETS,
