@@ -227,8 +227,7 @@ def _out_shape(
     if ndim <= MAX_SPATIAL:
         return shape + _pooled(spatial, ws, stride, pad, ignore_border)
     for part in _parts(ndim):
-        given = (value[part] for value in (spatial, ws, stride, pad))
-        shape += _pooled(*given, ignore_border)
+        shape += _pooled(spatial[part], ws[part], stride[part], pad[part], ignore_border)
     return shape
 
 
