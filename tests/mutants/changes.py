@@ -26,8 +26,8 @@ from typing import Any, Protocol
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests import changed_code
-from tests.reached import Reached
+from tests.mutants import changed_code
+from tests.mutants.reached import Reached
 
 #: What becomes of a change that no test notices: no test is known to run the line, and the nearest
 #: passed; those that run it passed; or one failed, but fails without the change, too.
@@ -52,7 +52,7 @@ class Examiner:
     changes : sequence of Change
         The changes.
     reached : Path
-        The record of :mod:`tests.reached`. If there is none, the tests are run to make it.
+        The record of :mod:`tests.mutants.reached`. If there is none, the tests are run to make it.
     seconds : float
         Time of the tests of one change, as recorded.
     minutes : float

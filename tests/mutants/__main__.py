@@ -26,9 +26,9 @@ from typing import Any
 
 import pytest
 
-from tests.changes import NOT_KILLED, Examiner
+from tests.mutants.changes import NOT_KILLED, Examiner
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 #: Operators of Cosmic Ray, by the beginnings of their names. Those left out remove decorators and
 #: rename exceptions and variables, which fails at once and says nothing about tests.
 OPERATORS = (
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ |= {"DNNOPS_TEST_COMPILEDIRS": str(compiled), "PYTEST_XDIST_WORKER": "gw0"}
         os.environ |= {"PYTEST_XDIST_WORKER_COUNT": "1", "OMP_NUM_THREADS": "1"}
         if not reached.exists():
-            recorder = ["-p", "tests.reached", "--reached", str(reached)]
+            recorder = ["-p", "tests.mutants.reached", "--reached", str(reached)]
             subprocess.run([sys.executable, "-m", "pytest", *recorder, *options], check=False)
         limits = {"seconds": args.seconds, "minutes": args.minutes, "processes": args.processes}
         examiner = Examiner(changes, reached, report=report, **limits)

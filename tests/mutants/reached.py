@@ -1,7 +1,7 @@
 """Record which tests reach which lines of the package, and choose tests by it.
 
-This is a plugin of pytest, for ``tests.mutants``: ``python -m pytest -p tests.reached --reached
-FILE ...`` writes JSON. It needs coverage.py. What runs only in other processes is not recorded.
+This is a plugin of pytest: ``python -m pytest -p tests.mutants.reached --reached FILE ...`` writes
+JSON. It needs coverage.py. What runs only in other processes is not recorded.
 """
 
 from __future__ import annotations
