@@ -107,7 +107,7 @@ class Examiner:
         """Return the first test that fails or one of `NOT_KILLED`. This process is a fork."""
         if not tests:
             return "not reached"
-        limit = int(60 + 5 * self.seconds)
+        limit = int(30 + 2 * self.seconds)
         with TemporaryDirectory() as folder:
             new = _environment_with(change, Path(folder))
             functions = _functions(change) if _is_imported(change) else []
@@ -147,12 +147,12 @@ def _forked(run: Callable[[], str], key: Any) -> tuple[int, tuple[Any, int]]:
 
 
 def _result(run: Callable[[], str]) -> str:
-    """Return the result of a function in a fork; "time limit" if it ends without one."""
+    """Return the result of a function in a fork; "no result" if it crashes or takes too long."""
     pid, (_, read) = _forked(run, None)
     with os.fdopen(read) as pipe:
         found = pipe.read()
     os.waitpid(pid, 0)
-    return found or "time limit"
+    return found or "no result"
 
 
 def _first_failure(tests: Sequence[pytest.Item], limit: int) -> str:
