@@ -276,6 +276,9 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = None) -> TensorVariable
     Notes
     -----
     `pytensor.tensor.special.softmax` differs only in the default of `axis`, which is all axes.
+
+    If all entries along `axis` are minus infinity, or one is infinity or NaN, the result is NaN, as
+    in NumPy and PyTorch. Only on a GPU, cuDNN returns 0 if all entries are minus infinity.
     """
     return _along_axis(pt.special.softmax, "softmax", x, axis)
 

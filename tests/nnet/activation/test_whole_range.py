@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from scipy.special import ndtr
 
 from dnnops import nnet
+from dnnops.modes import OneDnnMode
 from dnnops.nnet import Activation, ActivationGrad
 from tests.nnet.activation.activation_cases import CASES, check, magnitudes, sigmoid
 from tests.oracle import PERFORM_MODE, assert_digits, run_op
@@ -89,3 +93,90 @@ def test_approximate_gelu(dtype):
         shown = np.where((np.abs(exact) < tiny) & (np.abs(out) < tiny), exact, out).astype(dtype)
         scale = np.maximum(np.abs(exact) * (1 + np.abs(twice)), least)
         assert_digits(shown, exact, 8, scale, "gelu")
+
+
+def _with_exponentials(x: Any) -> tuple[Any, Any, Any]:
+    """Return ``exp(-abs(x))``, softplus and sigmoid without overflow."""
+    small = np.exp(-np.abs(x))
+    return small, np.maximum(x, 0) + np.log1p(small), np.where(x < 0, small, 1) / (1 + small)
+
+
+def _normal_distribution(x: Any) -> tuple[Any, Any]:
+    """Return the distribution function and the density of the normal distribution."""
+    return ndtr(x.astype("float64")), np.exp(-(x**2) / 2) / np.sqrt(
+        2 * np.arccos(np.longdouble(-1))
+    )
+
+
+#: Each function with its value and slope, the number of units in the last place by which these may
+#: differ at `x`, and its limits and slopes at plus and minus infinity.
+ELEMENTWISE: dict[str, tuple[Any, Any, Any, list[float]]] = {
+    "leaky": (
+        lambda x: nnet.relu(x, 0.25),
+        lambda x: (np.where(x > 0, x, x / 4), np.where(x > 0, 1, 0.25)),
+        lambda x: 2,
+        [np.inf, -np.inf, 1, 0.25],
+    ),
+    "softplus": (
+        nnet.softplus,
+        lambda x: _with_exponentials(x)[1:],
+        lambda x: 2,
+        [np.inf, 0, 1, 0],
+    ),
+    "softsign": (
+        nnet.softsign,
+        lambda x: (x / (1 + abs(x)), 1 / (1 + abs(x)) ** 2),
+        lambda x: 2,
+        [1, -1, 0, 0],
+    ),
+    # The exponential of a rounded square has the square's absolute error as its relative one.
+    "gelu": (
+        nnet.gelu,
+        lambda x: (
+            x * _normal_distribution(x)[0],
+            _normal_distribution(x)[0] + x * _normal_distribution(x)[1],
+        ),
+        lambda x: 4 + 4 * np.minimum(x, 0) ** 2,
+        [np.inf, np.nan, np.nan, np.nan],
+    ),
+    "ultra fast": (
+        nnet.ultra_fast_sigmoid,
+        None,
+        None,
+        [(1 + 0.99505475368673) / 2, (1 - 0.99505475368673) / 2, 0, 0],
+    ),
+    "hard": (nnet.hard_sigmoid, None, None, [1, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "mode", [PERFORM_MODE, OneDnnMode(linker="py")], ids=["reference", "oneDNN"]
+)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_elementwise(mode, dtype):
+    x = pt.vector(dtype=dtype)
+    outputs = []
+    for function, *_ in ELEMENTWISE.values():
+        y = function(x)
+        outputs += [y, pytensor.grad(y.sum(dtype=dtype), x)]
+    values = magnitudes(dtype)
+    values = values[np.abs(values) < 1e30 if dtype == "float32" else np.abs(values) < 1e150]
+    ends = np.array([np.inf, -np.inf, np.nan], dtype)
+    results = iter(pytensor.function([x], outputs, mode=mode)(np.concatenate([values, ends])))
+    wide = values.astype("longdouble")
+    for name, (_, exact, units, limits) in ELEMENTWISE.items():
+        y, slope = next(results), next(results)
+        found = [*y[-3:-1], *slope[-3:-1]]
+        np.testing.assert_allclose(found, limits, rtol=1e-5, err_msg=name)
+        assert np.isnan(y[-1])
+        if exact is None:
+            continue
+        for out, formula in zip((y, slope), exact(wide), strict=True):
+            expected = np.asarray(formula, "longdouble")
+            # Near a root of the slope, its terms cancel.
+            scale = np.maximum(abs(expected), np.where((name == "gelu") & (abs(wide) < 2), 0.1, 0))
+            tiny = 130 * np.finfo(dtype).smallest_normal
+            flushed = (abs(expected) < tiny) & (abs(out[:-3]) < tiny)
+            shown = np.where(flushed, expected, out[:-3]).astype(dtype)
+            assert_digits(shown, expected, 1, scale * units(wide), name)
