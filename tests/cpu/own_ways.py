@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dnnops.runtime.build import ONEDNN
 from dnnops.runtime.op import _describe, empty_tensors, make_context, operand_access
-from tests.cpu.test_conv import PAIRS, expected_sums, in_double, operands
+from tests.cpu.conv.test_conv import PAIRS, expected_sums, in_double, operands
 from tests.oracle import ConvCase, assert_close, run_op
 
 THREADS = 2

@@ -17,7 +17,7 @@ from dnnops import nnet
 from dnnops.cpu.activation import MODES, OneDnnActivation, OneDnnActivationGrad
 from dnnops.errors import DnnValueError
 from dnnops.nnet import Activation, ActivationGrad
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, run_op
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.add_rows import CpuAddRows
 from dnnops.errors import DnnIndexError, DnnTypeError, DnnValueError
 from dnnops.nnet import relu
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import fuzz, small_integers
 

@@ -13,8 +13,8 @@ import pytest
 from dnnops.cpu.attention import OneDnnAttention, OneDnnAttentionGrad
 from dnnops.errors import DnnValueError
 from dnnops.nnet import Attention, AttentionGrad, scaled_dot_product_attention
+from tests.cpu.conv.test_conv import restrided
 from tests.cpu.test_batchnorm import run_all
-from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.nnet.attention.attention_cases import Case, cases
 from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz

@@ -21,7 +21,7 @@ from dnnops.cpu.batchnorm import (
 from dnnops.errors import DnnError, DnnValueError
 from dnnops.nnet import batch_normalization_test, batch_normalization_train
 from dnnops.nnet.norm.batchnorm import BatchNormInference, BatchNormTrain, BatchNormTrainGrad
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, assert_close, fuzz
 

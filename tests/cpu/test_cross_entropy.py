@@ -15,7 +15,7 @@ from dnnops import nnet
 from dnnops.cpu.cross_entropy import OneDnnCrossEntropy, OneDnnCrossEntropyGrad
 from dnnops.errors import DnnIndexError
 from dnnops.nnet.loss.cross_entropy import CrossEntropy, CrossEntropyGrad
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
 #: Rewrites as without oneDNN, and runs the graph without compiling it.

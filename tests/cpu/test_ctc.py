@@ -16,7 +16,7 @@ import dnnops.runtime.op
 from dnnops.cpu.ctc import OneDnnCTC
 from dnnops.errors import DnnValueError
 from dnnops.nnet import CTC, ctc
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.needs import require
 from tests.nnet.loss.ctc_cases import Case, cases, torch_loss

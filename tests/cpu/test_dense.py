@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.gemm import OneDnnDot, OneDnnGemm
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import conv2d
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import assert_close, fuzz, run_op
 

@@ -17,8 +17,8 @@ from dnnops.cpu.divisive_normalization import (
 )
 from dnnops.errors import DnnValueError
 from dnnops.nnet import DivisiveNormalization, DivisiveNormalizationGrad, divisive_normalization
+from tests.cpu.conv.test_conv import restrided
 from tests.cpu.test_batchnorm import in_double, run_all
-from tests.cpu.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.nnet.norm.window_norm_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal

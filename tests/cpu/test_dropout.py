@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.dropout import OneDnnDropout, OneDnnDropoutGrad
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet import Dropout, DropoutGrad, dropout, dropout_state
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import LINKERS
 from tests.oracle import PERFORM_MODE, fuzz
 

@@ -14,7 +14,7 @@ from dnnops.cpu.lrn import OneDnnLRN, OneDnnLRNGrad, OneDnnWindowSum
 from dnnops.errors import DnnValueError
 from dnnops.nnet import LRN, LRNGrad, local_response_normalization
 from dnnops.nnet.norm.window_base import WindowSum
-from tests.cpu.test_conv import in_double, restrided
+from tests.cpu.conv.test_conv import in_double, restrided
 from tests.linkers import LINKERS
 from tests.nnet.norm.window_norm_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, normal, run_op, small_integers

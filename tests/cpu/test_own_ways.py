@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 
 from dnnops.runtime.build import ONEDNN
-from tests.cpu import test_conv_product, test_depthwise, test_winograd
+from tests.cpu.conv import test_conv_product, test_depthwise, test_winograd
+from tests.cpu.conv.test_conv import in_double, operands, restrided
 from tests.cpu.own_ways import DIRECTIONS, GRAD_INPUTS, run_into, two_threads  # noqa: F401
-from tests.cpu.test_conv import in_double, operands, restrided
 from tests.oracle import assert_close, fuzz, run_op
 
 EVERY_WAY = pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.rnn import OneDnnRNNBackward, OneDnnRNNForward
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from dnnops.nnet import RNNBlock
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.nnet.rnn.rnn_cases import RNNCase, rnn_cases, run_op
 from tests.oracle import PERFORM_MODE, UNIT, assert_close, fuzz, small_integers
 

@@ -14,7 +14,7 @@ from pytensor.tensor.special import log_softmax, softmax
 from dnnops.cpu.softmax import OneDnnLogSoftmaxGrad, OneDnnSoftmax, OneDnnSoftmaxGrad
 from dnnops.errors import DnnTypeError
 from dnnops.nnet.activation.softmax import LogSoftmaxGrad, SoftmaxGrad
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.linkers import EVERY_LINKER
 from tests.oracle import PERFORM_MODE, assert_close, run_op
 

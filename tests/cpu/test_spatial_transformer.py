@@ -30,7 +30,7 @@ from dnnops.nnet import (
     spatial_transformer,
 )
 from dnnops.runtime.build import ONEDNN
-from tests.cpu.test_conv import in_double, restrided
+from tests.cpu.conv.test_conv import in_double, restrided
 from tests.linkers import LINKERS
 from tests.nnet.resample.spatial_transformer_cases import Case, cases
 from tests.oracle import PERFORM_MODE, assert_close, fuzz, run_op

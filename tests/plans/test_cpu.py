@@ -29,8 +29,8 @@ from dnnops.plans import ConvPlan
 from dnnops.plans import cpu as plan_list
 from dnnops.plans.cpu import PlanList, conv_node
 from dnnops.runtime.build import ONEDNN
+from tests.cpu.conv.test_conv import DTYPES, PAIRS, in_double, operands, restrided
 from tests.cpu.own_ways import two_threads  # noqa: F401  every test runs with them
-from tests.cpu.test_conv import DTYPES, PAIRS, in_double, operands, restrided
 from tests.needs import missing
 from tests.oracle import TRANSFORM_RELATIVE_ERROR, ConvCase, assert_close, conv_cases, fuzz, run_op
 

@@ -14,7 +14,7 @@ from pytensor.compile.builders import OpFromGraph
 from dnnops import nnet
 from dnnops.cpu.half_cast import OneDnnHalfCast
 from dnnops.errors import DnnTypeError
-from tests.cpu.test_conv import restrided
+from tests.cpu.conv.test_conv import restrided
 from tests.oracle import assert_close
 
 MODES = pytest.mark.parametrize(

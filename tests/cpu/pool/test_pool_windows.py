@@ -11,7 +11,7 @@ import pytest
 
 from dnnops.errors import DnnValueError
 from dnnops.nnet import AveragePoolGrad, MaxPoolGrad, Pool, pool_2d, pool_3d
-from tests.cpu.test_conv import in_double
+from tests.cpu.conv.test_conv import in_double
 from tests.oracle import PoolCase, assert_close, run_op
 
 

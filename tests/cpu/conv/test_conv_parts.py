@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.runtime.build import ONEDNN
+from tests.cpu.conv.test_conv import PAIRS, assert_sums_close, in_double, operands, restrided
 from tests.cpu.own_ways import DIRECTIONS, GRAD_WEIGHTS, run_into
-from tests.cpu.test_conv import PAIRS, assert_sums_close, in_double, operands, restrided
 from tests.cpu.test_scratch import kept, limit  # noqa: F401
 from tests.oracle import ConvCase, conv_cases, fuzz, run_op
 from tests.plans.test_cpu import listing

@@ -12,8 +12,8 @@ import dnnops
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.errors import DnnNotSupportedError
 from dnnops.nnet import conv2d
+from tests.cpu.conv.test_conv import in_double, operands
 from tests.cpu.own_ways import DIRECTIONS, Way, two_threads  # noqa: F401  every test runs with them
-from tests.cpu.test_conv import in_double, operands
 from tests.oracle import ConvCase, assert_close, run_op
 
 

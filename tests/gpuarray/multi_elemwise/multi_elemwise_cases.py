@@ -22,7 +22,7 @@ from dnnops.gpuarray.multi_elemwise.kernel import THREADS, MultiKernel
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise
 from tests.host_libraries import compile_once
 
-HEADERS = Path(__file__).parents[1] / "emulation"
+HEADERS = Path(__file__).parents[2] / "emulation"
 
 D, ONE, N = DENSE, STORED, SCALAR
 

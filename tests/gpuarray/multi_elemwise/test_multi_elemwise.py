@@ -18,7 +18,7 @@ from dnnops.gpuarray.multi_elemwise import op as module
 from dnnops.gpuarray.multi_elemwise.op import GpuMultiElemwise, operand_kinds
 from tests.emulation.nvrtc import compile_cuda
 from tests.gpuarray.graphs import to_device
-from tests.gpuarray.multi_elemwise_cases import (
+from tests.gpuarray.multi_elemwise.multi_elemwise_cases import (
     CASES,
     HostArray,
     HostDevice,

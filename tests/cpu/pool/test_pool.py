@@ -20,7 +20,7 @@ from dnnops.cpu.pool import (
 from dnnops.errors import DnnValueError
 from dnnops.nnet import pool_2d
 from dnnops.nnet.pool.op import AveragePoolGrad, MaxPoolGrad, MaxPoolGradGrad, Pool
-from tests.cpu.test_conv import in_double, restrided
+from tests.cpu.conv.test_conv import in_double, restrided
 from tests.linkers import EVERY_LINKER
 from tests.oracle import PoolCase, assert_close, fuzz, pool_cases, run_op
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dnnops.cpu.conv import OneDnnConv
 from dnnops.errors import DnnValueError
 from dnnops.runtime.build import ONEDNN
+from tests.cpu.conv.test_conv import PAIRS, in_double, operands
 from tests.cpu.own_ways import (  # noqa: F401
     DIRECTIONS,
     GRAD_INPUTS,
@@ -22,7 +23,6 @@ from tests.cpu.own_ways import (  # noqa: F401
     tensors,
     two_threads,
 )
-from tests.cpu.test_conv import PAIRS, in_double, operands
 from tests.oracle import ConvCase, assert_close, fuzz, run_op
 
 #: Smallest number of 4 x 4 output tiles per thread.

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dnnops.errors import DnnNotSupportedError
 from dnnops.plans.cpu import PlanList, conv_node
+from tests.cpu.conv.test_conv import PAIRS, operands
 from tests.cpu.own_ways import (  # noqa: F401
     DIRECTIONS,
     FORWARD,
@@ -18,7 +19,6 @@ from tests.cpu.own_ways import (  # noqa: F401
     Way,
     two_threads,
 )
-from tests.cpu.test_conv import PAIRS, operands
 from tests.oracle import ConvCase, assert_close, run_op
 
 
