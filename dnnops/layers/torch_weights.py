@@ -35,7 +35,8 @@ _WRAPPERS = {
     _OF
     + r"_packed_params\..+": "a quantized module has no plain weights: pass the module from which"
     " it was made",
-    r"module\..+": "if the module is wrapped by DataParallel, pass its attribute `module`",
+    r"module\..+": "if the module is wrapped, by DataParallel or AveragedModel for example, pass"
+    " its attribute `module`",
     r"_orig_mod\..+": "if the module was compiled, pass its attribute `_orig_mod`",
 }
 
@@ -64,9 +65,9 @@ def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
     Raises
     ------
     DnnTypeError
-        If `net` is not a layer, or `source` is neither a module nor a mapping. Also if a tensor has
-        no values, as those of lazy modules and of the device ``meta``, or if it is sparse,
-        quantized, nested or complex.
+        If `net` is not a layer, or `source` is neither a module nor its state, but for example a
+        checkpoint with the state of an optimizer, too. Also if a tensor has no values, as those of
+        lazy modules and of the device ``meta``, or if it is sparse, quantized, nested or complex.
     DnnValueError
         If names or shapes differ; the message lists all of them, and nothing has been changed. It
         says how to remove a reparametrization, such as weight or spectral normalization.
@@ -77,9 +78,17 @@ def from_torch(net: Layer, source: Any, strict: bool = True) -> Layer:
     """
     if not isinstance(net, Layer):
         raise DnnTypeError(f"from_torch: net must be a layer, got {shown(net)}")
-    state = source.state_dict() if hasattr(source, "state_dict") else source
+    is_module = hasattr(source, "state_dict") and not isinstance(source, type)
+    state = source.state_dict() if is_module else source
     if not isinstance(state, Mapping):
         raise DnnTypeError(f"from_torch: source must be a module or its state, got {shown(source)}")
+    # Checkpoints of a training run have the state of the module beside that of the optimizer.
+    inner = [name for name, value in state.items() if isinstance(value, Mapping)]
+    if inner and not any("_extra_state" in str(name) for name in inner):
+        raise DnnTypeError(
+            f"from_torch: source is not the state of a module, but has others within it, under"
+            f" {', '.join(map(repr, inner))}: pass the one of the module"
+        )
     wanted = {name: value for name, value in state.items() if name.split(".")[-1] != _COUNTS}
     try:
         with warnings.catch_warnings():

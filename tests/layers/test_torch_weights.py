@@ -261,6 +261,11 @@ def test_wrong_weights():
         layers.from_torch(net, torch.nn.Linear(4, 2))
     with pytest.raises(DnnTypeError, match="a module or its state"):
         layers.from_torch(net, [1])
+    with pytest.raises(DnnTypeError, match="a module or its state"):
+        layers.from_torch(net, torch.nn.Linear)
+    checkpoint = {"epoch": 3, "model": torch.nn.Linear(3, 2).state_dict(), "optimizer": {}}
+    with pytest.raises(DnnTypeError, match="under 'model', 'optimizer': pass the one of the mod"):
+        layers.from_torch(net, checkpoint)
     with pytest.raises(DnnTypeError, match="must be a layer"):
         layers.from_torch(torch.nn.Linear(3, 2), net)
     with pytest.raises(DnnTypeError, match="must be a layer"):
