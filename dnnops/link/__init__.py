@@ -15,6 +15,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from dnnops.link.torch_linker import separate_functions
+
 __all__ = ["register_conversions"]
 
 #: PyTensor's modules of conversions, and the dnnops modules to import after them.
@@ -62,6 +64,7 @@ def register_conversions() -> None:
     Registering them in a rewrite of the linker is not enough, since PyMC also converts graphs
     directly, with modes that its users choose, and since no rewrite runs on unpickled functions.
     """
+    separate_functions()
     for theirs, ours in CONVERSIONS.items():
         if theirs in sys.modules:
             import_module(ours)
