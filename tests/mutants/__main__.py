@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subprocess.run([sys.executable, "-m", "pytest", *recorder, *options], check=False)
         limits = {"seconds": args.seconds, "minutes": args.minutes, "processes": args.processes}
         examiner = Examiner(changes, reached, report=report, **limits)
-        pytest.main(["-p", "no:terminal", *options], plugins=[examiner])
+        pytest.main(options, plugins=[examiner])
     print(", ".join(f"{name}: {outcomes[name]}" for name in ("killed", *NOT_KILLED)))
     return 0
 
