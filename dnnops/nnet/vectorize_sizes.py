@@ -11,21 +11,30 @@ from math import prod
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.raise_op import CheckAndRaise
-from pytensor.tensor.basic import Alloc, ARange, Eye
+from pytensor.tensor.basic import Alloc, ARange, Eye, Split
 from pytensor.tensor.shape import Reshape
+from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from dnnops.nnet.checks import CheckedValue
-from dnnops.nnet.extra_axes import has_extra_axes, sizes, without_repeats
-from dnnops.nnet.validate import vector_entries
+from dnnops.nnet.extra_axes import has_extra_axes, sizes, with_extra_axes, without_repeats
+from dnnops.nnet.validate import static_vector
 
 __all__ = ["vectorize_check", "vectorize_sized"]
 
 #: Where PyTensor's Ops have their first size; all operands that follow are sizes, too.
-FIRST_SIZE: dict[type, int] = {Alloc: 1, ARange: 0, Eye: 0, Reshape: 1}
+FIRST_SIZE: dict[type, int] = {
+    Alloc: 1,
+    ARange: 0,
+    Eye: 0,
+    IncSubtensor: 2,
+    Reshape: 1,
+    Split: 1,
+    Subtensor: 1,
+}
 
 _OF_PYTENSOR: dict[type, Any] = {
     kind: _vectorize_node.dispatch(kind) for kind in (*FIRST_SIZE, CheckAndRaise)
@@ -35,7 +44,10 @@ _OF_PYTENSOR: dict[type, Any] = {
 @_vectorize_node.register(Alloc)
 @_vectorize_node.register(ARange)
 @_vectorize_node.register(Eye)
+@_vectorize_node.register(IncSubtensor)
 @_vectorize_node.register(Reshape)
+@_vectorize_node.register(Split)
+@_vectorize_node.register(Subtensor)
 def vectorize_sized(op: Op, node: Apply, *inputs: Any) -> Any:
     """Vectorize an Op with the sizes of a single entry, where all entries have the same."""
     given = [
@@ -44,20 +56,54 @@ def vectorize_sized(op: Op, node: Apply, *inputs: Any) -> Any:
     ]
     if not has_extra_axes(node, given, range(len(given))):
         return op.make_node(*given)
-    if isinstance(op, Reshape) and given[1].type.ndim == 1:
+    if isinstance(op, Reshape) and _has_core_shape(node, given[1]):
         return [_reshaped(node, *given)]
+    if not has_extra_axes(node, given, range(FIRST_SIZE[type(op)], len(given))):
+        if isinstance(op, IncSubtensor):
+            return _increased(op, node, *given)
+        if isinstance(op, Split) and isinstance(given[1], Constant):
+            x, axis, splits = given
+            place = int(axis.data)
+            lead = x.type.ndim - node.inputs[0].type.ndim
+            return op.make_node(x, place if place < 0 else place + lead, splits)
     return _OF_PYTENSOR[type(op)](op, node, *given)
+
+
+def _increased(op: IncSubtensor, node: Apply, x: Any, y: Any, *indices: Any) -> Apply:
+    """Add to the same part of each entry, or set it; the gradient of a part is such a node."""
+    cores = [v.type.ndim for v in node.inputs[:2]]
+    extra, (x, y) = with_extra_axes([x, y], *cores)
+    lead = len(extra)
+    part: Any = Subtensor(op.idx_list).make_node(node.inputs[0], *indices).outputs[0]
+    missing = part.type.ndim - cores[1]
+    y = y.dimshuffle(*range(lead), *"x" * missing, *range(lead, y.type.ndim))
+    whole = IncSubtensor(
+        (slice(None),) * lead + op.idx_list, set_instead_of_inc=op.set_instead_of_inc
+    )
+    return whole.make_node(x, y, *indices)
+
+
+def _has_core_shape(node: Apply, shape: Any) -> bool:
+    """Return whether a shape is that of an entry, and not another one that replaces it."""
+    if shape.type.ndim != 1 or shape.type.shape[0] not in (None, node.outputs[0].type.ndim):
+        return False
+    return shape is node.inputs[1] or not isinstance(node.inputs[1], Constant)
 
 
 def _reshaped(node: Apply, x: Any, shape: Any) -> Any:
     """Reshape each entry; sizes that are known stay so, which PyTensor's own form loses."""
     lead = x.type.ndim - node.inputs[0].type.ndim
     known = node.outputs[0].type.shape
-    entries = vector_entries(shape, len(known))
-    wanted = [entry if n is None else n for n, entry in zip(known, entries, strict=True)]
-    if -1 in (free := [n if isinstance(n, int) else 0 for n in wanted]):
+    # The sizes of an entry have constants that those computed without repeats hide.
+    constants = static_vector(node.inputs[1], len(known))
+    wanted = [
+        next((n for n in found if n is not None), shape[i])
+        for i, found in enumerate(zip(known, constants, strict=True))
+    ]
+    free = [i for i, n in enumerate(constants) if n == -1 and known[i] is None]
+    if len(free) == 1:
         # NumPy cannot find a missing size if another one is 0.
-        place = free.index(-1)
+        (place,) = free
         rest = prod(n for i, n in enumerate(wanted) if i != place)
         wanted[place] = prod(sizes(x)[lead:]) // pt.maximum(rest, 1)
     return x.reshape((*sizes(x)[:lead], *wanted))

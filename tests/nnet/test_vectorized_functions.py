@@ -23,14 +23,12 @@ from tests.nnet.test_vectorize_batch import CASES as BATCH
 from tests.nnet.test_vectorize_batch import QKV
 from tests.oracle import PERFORM_MODE
 
-#: PyTensor's Ops that remain loops in Python; they write or split parts of arrays.
+#: PyTensor's Ops that remain loops in Python, apart from products.
 OF_PYTENSOR = {
     "AdvancedIncSubtensor",
     "AdvancedSubtensor",
     "Dot",
-    "IncSubtensor",
     "Join",
-    "Split",
 }
 
 #: Operands of which entries cannot have their own in one call of a library, so a scan calls it.
@@ -198,3 +196,40 @@ def test_jacobian(name):
         for result in results:
             np.testing.assert_allclose(result[i], one(values[i]), atol=1e-12)
     assert not numpy_loops([first, second, third])
+
+
+@pytest.mark.parametrize("lead", [(3,), (0,)])
+def test_parts_of_arrays(lead):
+    """Sizes, slices, pieces and sums of parts are the same in all entries."""
+    x, y = pt.dmatrix(), pt.dvector()
+    parts = pt.split(x, [1, x.shape[1] - 1], n_splits=2, axis=1)
+    outputs = [
+        *parts,
+        x[: y.shape[0], 1:],
+        pt.inc_subtensor(x[:, 1], y),
+        pt.set_subtensor(x[1:, 1:], y[0]),
+        pt.zeros((x.shape[1], 2)) + x.sum(),
+        pt.arange(x.shape[1]) + x[0],
+        x.reshape((x.shape[1], -1)),
+        x.ravel(),
+    ]
+    outputs += [pytensor.grad((z**2).sum(), x) for z in outputs]
+    values = np.random.default_rng(0).standard_normal((*lead, 2, 3))
+    more = np.random.default_rng(1).standard_normal((*lead, 2))
+    one = pytensor.function([x, y], outputs, **PERFORM)
+    many = pt.dtensor3(), pt.dmatrix()
+    for replaced, given in (
+        ({x: many[0], y: many[1]}, (values, more)),
+        ({x: many[0]}, (values, np.ones(2))),
+        ({y: many[1]}, (np.ones((2, 3)), more)),
+    ):
+        vectorized = vectorize_graph(outputs, replaced)
+        inputs = [replaced.get(v, v) for v in (x, y)]
+        found = pytensor.function(inputs, vectorized, **PERFORM)(*given)
+        for i in range(lead[0]):
+            entry = [v[i] if w in replaced else v for v, w in zip(given, (x, y), strict=True)]
+            for result, expected in zip(found, one(*entry), strict=True):
+                part = result[i] if result.ndim > expected.ndim else result
+                np.testing.assert_allclose(part, expected, atol=1e-12)
+        shapes = [a.shape for a in one(np.ones((2, 3)), np.ones(2))]
+        assert [a.shape[-len(s) :] for a, s in zip(found, shapes, strict=True)] == shapes
