@@ -256,6 +256,15 @@ def _odd_heads():
     return graph
 
 
+def _wrong_lengths():
+    graph = new()
+    q, k, v = (graph.tensor([2, 2, 8, 16], name=name) for name in "qkv")
+    valid, wrong = (graph.tensor([2, 1, 1, n], data_type="int32") for n in (1, 2))
+    more = {"use_padding_mask": True, "seq_len_q": valid, "seq_len_kv": wrong}
+    graph.sdpa(q, k, v, generate_stats=False, **more)[0].set_output(True)
+    return graph
+
+
 def _sizes_to_join():
     graph = new()
     x, y = _images(graph), _images(graph, "y", (2, 4, 5, 6))
@@ -286,6 +295,7 @@ def _sizes_to_join():
         (_same_uid, "same uid 3"),
         (_wrong_scale, "SCALE"),
         (_odd_heads, "heads of Q a multiple"),
+        (_wrong_lengths, r"SEQ_LEN_KV has dim \[2, 1, 1, 2\]; expected \[2, 1, 1, 1\]"),
         (_sizes_to_join, "differ in other axes than 1"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
