@@ -132,13 +132,14 @@ def test_dtypes(module, x_dtype, dtypes, result, statistics):
     [
         ("float32", ["int8", "float32"], "float32"),
         ("float32", ["uint16", "int16"], "float32"),
-        ("float32", ["int64", "float32"], "float64"),
+        ("float32", ["int64", "float32"], "float32"),
         ("int8", ["float32", "int8"], "float32"),
-        ("int32", ["float32", "float32"], "float64"),
+        ("int32", ["float32", "float32"], "float32"),
+        ("int32", ["int64", "int8"], "float64"),
     ],
 )
 def test_integers(x_dtype, dtypes, result):
-    """Integers are converted to floats, as in Theano."""
+    """Integers get the dtype of the floats; without any, they are converted as in Theano."""
     gamma, beta = (np.array([1, 2, 3], dtype) for dtype in dtypes)
     image = np.round(IMAGE * 9).astype(x_dtype)
     x, *vectors = pt.tensor4(dtype=x_dtype), *(pt.vector(dtype=dtype) for dtype in dtypes)
