@@ -58,3 +58,17 @@ def test_first_of_several_nan_and_infinities(library):
         (MaxPoolGradGrad(2, True), (x, gz, ggx)),
     ):
         assert_converted(library, op, *operands, *vectors, dtype="float32", atol=1)
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0])
+def test_tangents_of_equal_maxima(dtype, value):
+    """Windows that the border cuts, with several maxima: the first one's tangent."""
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random((1, 4, 7, 7)) < 0.4, value, rng.standard_normal((1, 4, 7, 7)))
+    x[0, 3] = value
+    tangent = rng.standard_normal(x.shape)
+    sizes = np.array([2, 2]), np.array([2, 2]), np.array([0, 0])
+    maxout = perform(Pool(2, "max", False), x, *sizes)[0]
+    assert_converted("jax", MaxPoolGradGrad(2, False), x, maxout, tangent, *sizes, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -65,9 +66,33 @@ def max_gradient(op: MaxPoolGrad, x: Any, maxout: Any, gz: Any, *sizes: Sizes) -
     return jax.vjp(partial(_reduced, op, True, sizes), _comparable(x))[1](gz)
 
 
+def _first_maxima(op: PoolBase, sizes: tuple[Sizes, ...], x: Any, places: Any) -> Any:
+    """Return the place of the first maximum of each window.
+
+    The tangent that JAX defines for such a reduction takes any of several equal maxima.
+    """
+    window, step, pad = sizes
+    padding = ((0, 0), (0, 0), *zip(pad, padding_after(op, x.shape, sizes), strict=True))
+
+    def first(one: Any, other: Any) -> Any:
+        (x, place), (y, place_y) = one, other
+        takes_one = (x > y) | ((x == y) & (place < place_y))
+        return jnp.where(takes_one, x, y), jnp.where(takes_one, place, place_y)
+
+    start = jnp.array(-jnp.inf, x.dtype), jnp.array(jnp.iinfo("int32").max, "int32")
+    dims, strides = (1, 1, *window), (1, 1, *step)
+    return lax.reduce_window((x, places), start, first, dims, strides, padding)[1]
+
+
 @converts(MaxPoolGradGrad, sizes=3)
 def max_tangent(op: MaxPoolGradGrad, x: Any, maxout: Any, ggx: Any, *sizes: Sizes) -> tuple[Any]:
     """Compute the tangent of max pooling, given the tangent of the image."""
     if is_empty(op, x.shape, sizes):
         return (jnp.zeros_like(maxout),)
-    return (jax.jvp(partial(_reduced, op, True, sizes), (_comparable(x),), (ggx,))[1],)
+    number = prod(x.shape[2:])
+    flat = lax.broadcasted_iota("int32", (*x.shape[:2], number), 2)
+    places = _first_maxima(op, sizes, _comparable(x), flat.reshape(x.shape))
+    chosen = jnp.take_along_axis(
+        ggx.reshape(flat.shape), places.reshape((*x.shape[:2], -1)), axis=2
+    )
+    return (chosen.reshape(places.shape),)
