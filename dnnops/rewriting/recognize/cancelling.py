@@ -43,7 +43,7 @@ class Cancelling:
     dtype : str
         Dtype of exponents.
     settled : set of Variable
-        Products in which no divisor is left. They are not looked into.
+        Products in which nothing is left that may be zero or infinite. They are not looked into.
     """
 
     def __init__(self, values: ScaledValues, dtype: str, settled: set[Any]):
@@ -121,16 +121,20 @@ class Cancelling:
         total = self._combined(factor, powers)
         # A probability over the largest one is at most 1.
         self._leaves_divisor |= sum(total.values()) < 0 or any(
-            power < 0 and not self._is_largest(x) for x, power in total.items()
+            self._is_moved_from(x, self.values.unbounded)
+            or (power < 0 and not self._is_moved_from(x, self.values.largest))
+            for x, power in total.items()
         )
         if not total and scaled.mantissa is None:
             return pt.constant(np.asarray(1, self.dtype))
         return self.values.value(Scaled(scaled.mantissa, total))
 
-    def _is_largest(self, x: Any) -> bool:
+    def _is_moved_from(self, x: Any, exponents: Collection[Any]) -> bool:
         while x.owner is not None and (type(x.owner.op) in MOVES or kind_of(x) is scalars.Second):
+            if x in exponents:
+                return True
             x = x.owner.inputs[1 if kind_of(x) is scalars.Second else 0]
-        return x in self.values.largest
+        return x in exponents
 
     def _combined(self, one: Powers, other: Powers) -> Powers:
         signs = {power > 0 for powers in (one, other) for power in powers.values()}
@@ -217,11 +221,15 @@ class Cancelling:
             result = self._times(inputs[0], moved, known, depth)
             return op(self.values.broadcast(result, inputs[0]))
         if type(op) is DimShuffle:
-            pairs = [(self._moved_back(x, y), power) for y, power in powers.items()]
-            if any(y is None for y, _ in pairs):
+            pairs = [(self._moved_back(x, y), y, power) for y, power in powers.items()]
+            moved = {back: power for back, _, power in pairs if back is not None}
+            if powers and not moved:
                 return None
-            result = self._times(inputs[0], dict(pairs), known, depth)
-            return self.values.move(x, self.values.broadcast(result, inputs[0]))
+            result = self._times(inputs[0], moved, known, depth)
+            result = self.values.move(x, self.values.broadcast(result, inputs[0]))
+            # Factors along axes that have been summed stay outside.
+            rest = {y: power for back, y, power in pairs if back is None}
+            return self._value(Scaled(result, {}), rest, known) if rest else result
         if type(op) is Reshape and (whole := _reshape_in(inputs[0])) is not None:
             back = whole.owner
             if whole.type.ndim != inputs[0].type.ndim or back.inputs[0].type.ndim != x.type.ndim:

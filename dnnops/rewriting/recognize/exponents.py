@@ -78,6 +78,8 @@ class Exponents:
     ----------
     largest : set of Variable
         Exponents that are no smaller than the others in the terms of a sum.
+    unbounded : set of Variable
+        Exponents whose exponentials may be infinite.
     """
 
     def __init__(self, fgraph: FunctionGraph):
@@ -87,6 +89,7 @@ class Exponents:
         #: The operands of sigmoids and their exponents, by those of one less the sigmoids.
         self._pairs: dict[Any, tuple[Any, Any]] = {}
         self.largest: set[Any] = set()
+        self.unbounded: set[Any] = set()
 
     def apply(self, op: Any, *inputs: Any, index: int = 0) -> Any:
         """Apply an Op, or return the result of an equal node."""

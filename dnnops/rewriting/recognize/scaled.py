@@ -56,6 +56,30 @@ class ScaledValues(Exponents):
         super().__init__(fgraph)
         self._read: dict[tuple[Any, str], Scaled | None] = {}
 
+    def add_exponentials(self, e: Any, total: Any) -> None:
+        """Read exponentials and their sum along some axes in terms of the softmax.
+
+        Parameters
+        ----------
+        e, total : Variable
+            The exponentials and the sum, without the summed axes.
+        """
+        (x,) = e.owner.inputs
+        dtype, axis = e.type.dtype, total.owner.op.axis
+        if x.type.dtype != dtype or (e, dtype) in self._read:
+            return
+        axes = tuple(range(x.type.ndim)) if axis is None else axis
+        largest = _finite(x.max(axis=axes, keepdims=True))
+        sums = pt.log(pt.exp(x - largest).sum(axis=axes, keepdims=True)) + largest
+        dropped = sums.dimshuffle([i for i in range(x.type.ndim) if i not in axes])
+        self.unbounded.add(sums)
+        self._read[total, dtype] = self.probability(dropped, total)
+        kept = iter(range(dropped.type.ndim))
+        order = ["x" if i in axes else next(kept) for i in range(x.type.ndim)]
+        logs = self.apply(LogSoftmax(axis=axes), x)
+        self.probability(logs, self.apply(Softmax(axis=axes), x))
+        self._read[e, dtype] = Scaled(None, {logs: 1, self.shuffle(dropped, order): 1})
+
     def read(self, x: Any, dtype: str, depth: int = MAX_DEPTH) -> Scaled | None:
         """Read a variable, with exponents of a given dtype.
 
@@ -247,7 +271,7 @@ class ScaledValues(Exponents):
         largest = _finite(exponent.max(axis=axis, keepdims=True))
         terms = times(inner.mantissa, pt.exp(exponent - largest))
         dropped = largest.dimshuffle([i for i in range(x.type.ndim) if i not in axis])
-        self.largest.add(dropped)
+        self.largest.add(largest)
         return Scaled(op(self.broadcast(terms, x)), {dropped: 1})
 
     def _joined(

@@ -26,7 +26,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from dnnops.rewriting.recognize.cancelling import Cancelling
 from dnnops.rewriting.recognize.exponents import MOVES
 from dnnops.rewriting.recognize.scaled import ScaledValues
-from dnnops.rewriting.recognize.views import kind_of
+from dnnops.rewriting.recognize.views import View, inputs_of, kind_of
 
 __all__ = ["LOGARITHMS", "StableLogarithms"]
 
@@ -56,12 +56,25 @@ _PASSED = (
 )
 
 
+def _exponentials_of(node: Apply) -> tuple[Any, Any] | None:
+    """Return `e` and its sum in a quotient of exponentials `e` and their sum, else None."""
+    if kind_of(node.outputs[0]) is not scalars.TrueDiv:
+        return None
+    e, total = (View.of(x).variable for x in node.inputs)
+    if kind_of(e) is not scalars.Exp or total.owner is None or type(total.owner.op) is not Sum:
+        return None
+    exponents = inputs_of(total.owner.inputs[0], scalars.Exp)
+    return (e, total) if exponents and exponents[0] is e.owner.inputs[0] else None
+
+
 def _may_underflow(nodes: list[Apply]) -> bool:
     """Return whether a logarithm or a divisor may depend on a probability."""
     found: set[Any] = set()
     for node in nodes:
         x = node.outputs[0]
         kind = kind_of(x)
+        if _exponentials_of(node):
+            return True
         if type(node.op) is Softmax or kind in (Sigmoid, scalars.Tanh):
             found.add(x)
         elif kind is scalars.Exp:
@@ -101,7 +114,10 @@ class StableLogarithms(GraphRewriter):
         values, settled = ScaledValues(fgraph), set[Any]()
         cancelling: dict[str, Cancelling] = {}
         replacements = []
-        for node in fgraph.toposort():
+        nodes = fgraph.toposort()
+        for exponentials in filter(None, map(_exponentials_of, nodes)):
+            values.add_exponentials(*exponentials)
+        for node in nodes:
             old = node.outputs[0]
             kind, result = kind_of(old), None
             if kind is None:

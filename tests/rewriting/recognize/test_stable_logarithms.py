@@ -97,6 +97,21 @@ OF_TANH: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+#: Softmaxes of the rows of `x` as users write them, whose exponentials overflow.
+EXPONENTIALS: dict[str, Callable[[Any], Any]] = {
+    "kept": lambda x: pt.exp(x) / pt.exp(x).sum(axis=1, keepdims=True),
+    "moved": lambda x: (e := pt.exp(x)) / e.sum(axis=1)[:, None],
+    "transposed": lambda x: ((e := pt.exp(x)).T / e.sum(axis=1)).T,
+}
+#: Functions of a softmax `p` and labels `y`.
+OF_EXPONENTIALS: dict[str, Callable[[Any, Any], Any]] = {
+    "all": lambda p, y: p,
+    "squares": lambda p, y: p**2,
+    "labels": lambda p, y: pt.log(p[rows(y), y]),
+    "one-hot": lambda p, y: pt.log((p * one_hot(y)).sum(axis=1)),
+}
+
+
 @pytest.fixture(autouse=True)
 def float32() -> Iterator[None]:
     with pytensor.config.change_flags(floatX="float32", on_opt_error="raise"):
@@ -170,6 +185,21 @@ def test_second_derivatives_of_softmax():
 @pytest.mark.parametrize("spelling", [pt, nnet], ids=["PyTensor's", "dnnops'"])
 def test_sigmoid_and_tanh(spelling):
     check_sigmoid(ALONE, spelling)
+
+
+def exponentials_graph(dtype: str, makes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    x, y = pt.tensor("x", dtype=dtype, shape=(None, None)), pt.lvector("y")
+    forms = [form(make(x), y) for make in makes for form in OF_EXPONENTIALS.values()]
+    return [x, y], [z for form in forms for z in results(form, x, 1)]
+
+
+def test_exponentials_over_their_sum():
+    values = np.array([[200.0, 100.0, 199.0], [3.0, 1.0, 2.0], [-200.0, -299.0, -200.0]])
+    f = pytensor.function(*exponentials_graph("float32", list(EXPONENTIALS.values())), mode=ALONE)
+    reference = [lambda x: softmax(x, axis=1)] * len(EXPONENTIALS)
+    oracle = pytensor.function(*exponentials_graph("float64", reference), mode=PERFORM_MODE)
+    names = [f"{name}, {of}, {i}" for name in EXPONENTIALS for of in OF_EXPONENTIALS for i in "01"]
+    check(f(values.astype("float32"), LABELS), oracle(values, LABELS), names)
 
 
 @pytest.mark.slow
