@@ -146,7 +146,8 @@ class CrossEntropy(CrossEntropyBase):
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
-        count = self.symbolic_count(*node.inputs, shapes[0][0], shapes[1][0])
+        x, labels = node.inputs
+        count = self.symbolic_count(x, labels, shapes[0][0], shapes[1][0])
         return [(count,), (count, 2)]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
