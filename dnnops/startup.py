@@ -108,7 +108,7 @@ def _modules(*names: str) -> list[ModuleType]:
     folder = __file__.rpartition("/")[0]
     loaded: list[ModuleType] = []
     try:
-        for name in ("errors", *names):
+        for name in ("errors", "flag_values", *names):
             spec = spec_from_file_location(f"dnnops.{name}", f"{folder}/{name}.py")
             assert spec is not None
             assert spec.loader is not None
@@ -118,4 +118,4 @@ def _modules(*names: str) -> list[ModuleType]:
     finally:
         for module in loaded:
             sys.modules.pop(module.__name__, None)
-    return loaded[1:]
+    return loaded[-len(names) :]
