@@ -13,6 +13,7 @@ from dnnops.rewriting.gpu.softmax import (
 from dnnops.rewriting.passes.entry import (
     CPU,
     GPU,
+    ByTags,
     Pass,
     before_the_move,
     in_networks,
@@ -87,7 +88,8 @@ PASSES = (
     Pass(
         -0.004,
         "stable_logarithms",
-        StableLogarithms(),
+        # PyTensor excludes this tag where it compiles the inner graphs of a softmax.
+        ByTags(lambda _, excluded: StableLogarithms("symbolic_op_recognition" not in excluded)),
         ("fast_run",),
         "Before canonicalization (1), which computes probabilities of constants and moves divisors "
         "within gradients. By name after spell_activations, for sigmoids of dnnops.",

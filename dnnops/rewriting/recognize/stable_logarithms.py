@@ -26,7 +26,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from dnnops.rewriting.recognize.cancelling import Cancelling
 from dnnops.rewriting.recognize.exponents import MOVES
 from dnnops.rewriting.recognize.scaled import ScaledValues
-from dnnops.rewriting.recognize.views import View, inputs_of, kind_of
+from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kind_of
 
 __all__ = ["LOGARITHMS", "StableLogarithms"]
 
@@ -60,21 +60,26 @@ def _exponentials_of(node: Apply) -> tuple[Any, Any] | None:
     """Return `e` and its sum in a quotient of exponentials `e` and their sum, else None."""
     if kind_of(node.outputs[0]) is not scalars.TrueDiv:
         return None
-    e, total = (View.of(x).variable for x in node.inputs)
-    if kind_of(e) is not scalars.Exp or total.owner is None or type(total.owner.op) is not Sum:
+    dividend, divisor = map(View.of, node.inputs)
+    e, total = dividend.variable, divisor.variable
+    if kind_of(e) is not scalars.Exp or not is_sum(divisor):
         return None
     exponents = inputs_of(total.owner.inputs[0], scalars.Exp)
-    return (e, total) if exponents and exponents[0] is e.owner.inputs[0] else None
+    if not exponents or exponents[0] is not e.owner.inputs[0]:
+        return None
+    # The sum has to stand beside the elements that it is the sum of.
+    axes, summed = range(e.type.ndim), total.owner.op.axis
+    kept = [] if summed is None else [i for i in axes if i not in summed]
+    order = tuple(kept.index(i) if i in kept else "x" for i in dividend.order)
+    return (e, total) if divisor.order == order else None
 
 
 def _may_underflow(nodes: list[Apply]) -> bool:
-    """Return whether a logarithm or a divisor may depend on a probability."""
+    """Return whether a logarithm or a divisor may depend on a softmax, sigmoid or tanh."""
     found: set[Any] = set()
     for node in nodes:
         x = node.outputs[0]
         kind = kind_of(x)
-        if _exponentials_of(node):
-            return True
         if type(node.op) is Softmax or kind in (Sigmoid, scalars.Tanh):
             found.add(x)
         elif kind is scalars.Exp:
@@ -96,10 +101,18 @@ def _may_underflow(nodes: list[Apply]) -> bool:
 
 
 class StableLogarithms(GraphRewriter):
-    """Stabilize logarithms of probabilities, and products in which they cancel."""
+    """Stabilize logarithms of probabilities, and products in which they cancel.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    of_exponentials : bool
+        Whether exponentials over their sum count as a softmax, which they don't in the inner graph
+        of one.
+    """
+
+    def __init__(self, of_exponentials: bool = True) -> None:
         super().__init__()
+        self._of_exponentials = of_exponentials
         self._merge = MergeOptimizer()
 
     def add_requirements(self, fgraph: FunctionGraph) -> None:
@@ -108,15 +121,21 @@ class StableLogarithms(GraphRewriter):
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
-        if not _may_underflow(fgraph.toposort()):
+        nodes = fgraph.toposort()
+        has_exponentials = self._of_exponentials and any(map(_exponentials_of, nodes))
+        if not has_exponentials and not _may_underflow(nodes):
             return
         self._merge.apply(fgraph)
         values, settled = ScaledValues(fgraph), set[Any]()
         cancelling: dict[str, Cancelling] = {}
         replacements = []
         nodes = fgraph.toposort()
-        for exponentials in filter(None, map(_exponentials_of, nodes)):
-            values.add_exponentials(*exponentials)
+        if has_exponentials:
+            for e, total in filter(None, map(_exponentials_of, nodes)):
+                sums = {user for user, _ in fgraph.clients[e] if isinstance(user.op, Sum)}
+                # Other sums of them could not be read in terms of this softmax.
+                if sums == {total.owner}:
+                    values.add_exponentials(e, total)
         for node in nodes:
             old = node.outputs[0]
             kind, result = kind_of(old), None
