@@ -19,8 +19,8 @@ def real_operands(where: str, **values: Any) -> dict[str, TensorVariable]:
     """Return operands of one operation as floating-point tensors, without widening one another.
 
     Operands without a floating-point dtype of their own get the dtype to which those that have one
-    are promoted: integers, bools, Python and NumPy numbers, arrays without axes, and lists of
-    numbers. If no operand has one, integers and bools are converted as by
+    are promoted: integers, bools, Python and NumPy numbers, arrays without axes unless their dtype
+    is narrower than NumPy's default, and lists of numbers. If no operand has one, integers and bools are converted as by
     `dnnops.nnet.validate.as_floating`, and numbers and lists get their dtype.
 
     Parameters
@@ -99,6 +99,8 @@ def _has_dtype(value: Any) -> bool:
         return True
     if isinstance(value, (list, tuple)):
         return any(map(_has_dtype, value))
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        return value.ndim > 0 or value.dtype != np.float64
     return getattr(value, "ndim", 0) > 0
 
 
