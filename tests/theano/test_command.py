@@ -95,7 +95,7 @@ def test_module(tmp_path: Path):
     assert done.stdout == "['-q', '--', 'a'] 1.0.5 __main__\n"
     assert done.returncode == 0
     done = run(tmp_path, "-m", "nonsense")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "No module named nonsense" in done.stderr
 
 

@@ -99,7 +99,6 @@ def test_the_same_objects(theano: Any):
     from theano.gpuarray.dnn import dnn_conv
     from theano.tensor.var import TensorVariable
 
-    assert theano.grad is pytensor.grad
     assert tt.exp is pt.exp
     assert Apply is pytensor.graph.Apply
     assert isinstance(pt.exp, Op)
