@@ -20,8 +20,9 @@ def real_operands(where: str, **values: Any) -> dict[str, TensorVariable]:
 
     Operands without a floating-point dtype of their own get the dtype to which those that have one
     are promoted: integers, bools, Python and NumPy numbers, arrays without axes unless their dtype
-    is narrower than NumPy's default, and lists of numbers. If no operand has one, integers and bools are converted as by
-    `dnnops.nnet.validate.as_floating`, and numbers and lists get their dtype.
+    is narrower than NumPy's default, and lists of numbers. If no operand has one, integers and
+    bools are converted as by `dnnops.nnet.validate.as_floating`, and numbers and lists get their
+    dtype.
 
     Parameters
     ----------
