@@ -10,17 +10,22 @@ from typing import Any
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.basic import Join, Split
 from pytensor.tensor.elemwise import Elemwise
 
 from dnnops.errors import DnnNotSupportedError
 
 __all__ = [
+    "arrays_of",
+    "axis_of",
     "default_update",
     "existing",
     "inferred_shapes",
     "inferred_size",
+    "join_along",
     "set_default_update",
     "shape_inference",
+    "split_along",
 ]
 
 #: Whether ``Op.infer_shape`` takes the graph, as before PyTensor 3.1.
@@ -91,6 +96,33 @@ def inferred_size(fgraph: FunctionGraph, x: Any, axis: int) -> Any:
     if feature is None or x not in fgraph.variables:
         return None
     return feature.get_shape(x, axis % x.type.ndim)
+
+
+def axis_of(node: Any) -> Any:
+    """Return the axis of a `Join` or `Split`, which is an operand before PyTensor 3.3.
+
+    Returns
+    -------
+    int or Variable
+    """
+    if "axis" in node.op.__props__:
+        return node.op.axis
+    return node.inputs[0 if isinstance(node.op, Join) else 1]
+
+
+def arrays_of(node: Any) -> list[Any]:
+    """Return the arrays that a `Join` joins."""
+    return node.inputs[0 if "axis" in node.op.__props__ else 1 :]
+
+
+def join_along(axis: Any) -> tuple[Any, list[Any]]:
+    """Return a `Join` along an axis, and the operands that come before the arrays."""
+    return (Join(axis), []) if "axis" in Join.__props__ else (Join(), [axis])
+
+
+def split_along(count: int, axis: Any) -> tuple[Any, list[Any]]:
+    """Return a `Split` into parts along an axis, and the operands between the array and sizes."""
+    return (Split(count, axis), []) if "axis" in Split.__props__ else (Split(count), [axis])
 
 
 def existing(module: Any, *names: str) -> tuple[type, ...]:

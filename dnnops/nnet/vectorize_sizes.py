@@ -11,7 +11,7 @@ from math import prod
 from typing import Any
 
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.raise_op import CheckAndRaise
@@ -19,6 +19,7 @@ from pytensor.tensor.basic import Alloc, ARange, Eye, Split
 from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
+from dnnops.compat import axis_of, split_along
 from dnnops.nnet.checks import CheckedValue
 from dnnops.nnet.extra_axes import has_extra_axes, sizes, with_extra_axes, without_repeats
 from dnnops.nnet.validate import static_vector
@@ -61,12 +62,20 @@ def vectorize_sized(op: Op, node: Apply, *inputs: Any) -> Any:
     if not has_extra_axes(node, given, range(FIRST_SIZE[type(op)], len(given))):
         if isinstance(op, IncSubtensor):
             return _increased(op, node, *given)
-        if isinstance(op, Split) and isinstance(given[1], Constant):
-            x, axis, splits = given
-            place = int(axis.data)
-            lead = x.type.ndim - node.inputs[0].type.ndim
-            return op.make_node(x, place if place < 0 else place + lead, splits)
+        if isinstance(op, Split) and (along := _along(node, given[0])) is not None:
+            split, between = along
+            return split.make_node(given[0], *between, given[-1])
     return _OF_PYTENSOR[type(op)](op, node, *given)
+
+
+def _along(node: Apply, x: Any) -> Any:
+    """Return a `Split` of `x`, which has extra axes, and its axis if that is an operand."""
+    axis: Any = axis_of(node)
+    if isinstance(axis, Variable) and not isinstance(axis, Constant):
+        return None
+    ndim = node.inputs[0].type.ndim
+    place = int(getattr(axis, "data", axis)) % ndim + x.type.ndim - ndim
+    return split_along(len(node.outputs), place)
 
 
 def _increased(op: IncSubtensor, node: Apply, x: Any, y: Any, *indices: Any) -> Apply:

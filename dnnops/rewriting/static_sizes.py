@@ -119,8 +119,8 @@ def local_static_ranges(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
         static, known = StaticARange(op.dtype), [_known(x) for x in node.inputs]
         of_sizes = known
     else:
-        static, (x, axis, sizes) = StaticSplit(op.len_splits), node.inputs
-        known = [x, axis, _known(sizes)]
+        static, (*others, sizes) = StaticSplit(*op._props()), node.inputs
+        known = [*others, _known(sizes)]
         of_sizes = known[1:]
     if not all(map(_is_static, of_sizes)) or all(isinstance(x, Constant) for x in of_sizes):
         return None

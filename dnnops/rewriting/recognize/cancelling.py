@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.scalar import basic as scalars
-from pytensor.tensor.basic import Join, Split, second
+from pytensor.tensor.basic import Split, second
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Sum, switch
 from pytensor.tensor.shape import Reshape
 
+from dnnops.compat import axis_of, join_along
 from dnnops.rewriting.recognize.exponents import MOVES, Powers, Scaled, merged, times
 from dnnops.rewriting.recognize.quotients import READ_OF, is_zeros
 from dnnops.rewriting.recognize.scaled import ScaledValues
@@ -267,7 +268,8 @@ class Cancelling:
         """Join the factor of a part of a `Split` with zeros for the other parts."""
         nothing = pt.constant(np.asarray(-np.inf, y.type.dtype))
         parts = [self.values.broadcast(y if z is x else nothing, z) for z in x.owner.outputs]
-        return self.values.apply(Join(), x.owner.inputs[1], *parts)
+        op, leading = join_along(axis_of(x.owner))
+        return self.values.apply(op, *leading, *parts)
 
     def _moved_back(self, x: Any, y: Any) -> Any:
         """Move a factor of a `DimShuffle` to the axes of its operand, or return None."""

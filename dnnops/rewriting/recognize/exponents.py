@@ -18,6 +18,7 @@ from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.shape import Reshape
 
+from dnnops.compat import arrays_of, axis_of
 from dnnops.rewriting.recognize.quotients import READS
 from dnnops.rewriting.recognize.views import View, kind_of, number_of
 
@@ -113,15 +114,14 @@ class Exponents:
     def split(self, of: Any, x: Any) -> Any:
         """Return the part of `x` that `of` is of the operand of a `Split`."""
         node = of.owner
-        _, axis, sizes = node.inputs
-        at, index = number_of(axis), node.outputs.index(of)
+        at, index = number_of(axis_of(node)), node.outputs.index(of)
         if at is not None and x.type.broadcastable[int(at)]:
             return x
         if x.owner is not None and type(x.owner.op) is Join:
-            parts = x.owner.inputs[1:]
-            if len(parts) == len(node.outputs) and number_of(x.owner.inputs[0]) == at:
+            parts = arrays_of(x.owner)
+            if len(parts) == len(node.outputs) and number_of(axis_of(x.owner)) == at:
                 return parts[index]
-        return self.apply(node.op, x, axis, sizes, index=index)
+        return self.apply(node.op, x, *node.inputs[1:], index=index)
 
     def broadcast(self, x: Any, like: Any) -> Any:
         """Return `x` with the shape of `like`, against which it broadcasts."""

@@ -27,6 +27,7 @@ from pytensor.tensor.basic import Join, Split
 from pytensor.tensor.math import Max, Sum, switch
 from pytensor.tensor.special import LogSoftmax, Softmax
 
+from dnnops.compat import arrays_of, axis_of, join_along
 from dnnops.rewriting.recognize.exponents import (
     MOVES,
     Exponents,
@@ -119,8 +120,9 @@ class ScaledValues(Exponents):
             exponents = self.broadcast(self.exponent(inner.powers), inputs[0])
             return self.probability(self.apply(op, exponents), x)
         if type(op) is Join:
-            axis, arrays = inputs[0], inputs[1:]
-            return self._joined(arrays, dtype, depth, lambda parts: op(axis, *parts))
+            op, leading = join_along(axis_of(x.owner))
+            arrays = arrays_of(x.owner)
+            return self._joined(arrays, dtype, depth, lambda parts: op(*leading, *parts))
         return None
 
     def _elementwise(
