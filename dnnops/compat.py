@@ -117,12 +117,14 @@ def arrays_of(node: Any) -> list[Any]:
 
 def join_along(axis: Any) -> tuple[Any, list[Any]]:
     """Return a `Join` along an axis, and the operands that come before the arrays."""
-    return (Join(axis), []) if "axis" in Join.__props__ else (Join(), [axis])
+    kind: Any = Join
+    return (kind(axis), []) if "axis" in kind.__props__ else (kind(), [axis])
 
 
 def split_along(count: int, axis: Any) -> tuple[Any, list[Any]]:
     """Return a `Split` into parts along an axis, and the operands between the array and sizes."""
-    return (Split(count, axis), []) if "axis" in Split.__props__ else (Split(count), [axis])
+    kind: Any = Split
+    return (kind(count, axis), []) if "axis" in kind.__props__ else (kind(count), [axis])
 
 
 def existing(module: Any, *names: str) -> tuple[type, ...]:
