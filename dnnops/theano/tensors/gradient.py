@@ -13,6 +13,8 @@ from pytensor.graph.op import Op
 from pytensor.graph.replace import _vectorize_node
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 
+from dnnops.compat import shape_inference
+
 __all__ = ["grad"]
 
 
@@ -31,8 +33,10 @@ class TypedGradient(Op):
     def make_node(self, value: Variable, x: Variable) -> Apply:
         return Apply(self, [value, x], [x.type()])
 
-    def infer_shape(self, fgraph: Any, node: Apply, input_shapes: Any) -> list[Any]:
-        return [input_shapes[0]]
+    @shape_inference
+    def infer_shape(self, node: Apply, shapes: Any) -> list[Any]:
+        """Return the shape of the gradient."""
+        return [shapes[0]]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         return [[True], [False]]
@@ -58,7 +62,7 @@ def _vectorize(op: TypedGradient, node: Apply, value: Variable, x: Variable) -> 
 
 @node_rewriter([TypedGradient])
 def local_untyped_gradient(fgraph: Any, node: Apply) -> list[Variable]:
-    """Replace a gradient by itself, with all sizes that are known."""
+    """Remove the Op, so that all sizes of the gradient that are known can be used."""
     return [node.inputs[0]]
 
 
