@@ -23,7 +23,7 @@ template <class T>
 using Wider = std::conditional_t<std::is_same_v<T, float>, double, long double>;
 
 template <class T>
- bool has_large_elements(const dnnops_tensor &x) {
+bool has_large_elements(const dnnops_tensor &x) {
   std::atomic<bool> found{false};
   const Pieces<T> pieces(x);
   by_pieces(element_count(x.shape, x.ndim), [&](int64_t begin, int64_t count) {
