@@ -23,23 +23,36 @@ from dnnops.nnet import batch_normalization_train
 __all__ = ["make_task", "versions"]
 
 
+def training_step(shape: tuple[int, ...], dtype: str) -> tuple[list[Any], list[Any]]:
+    """Return the inputs and outputs of a graph on the device.
+
+    The inputs are the batch, the gradient with respect to its normalization, the scale and the
+    bias. The outputs are the normalization and the gradients.
+    """
+    x, top = (GpuArrayType(dtype, shape)() for _ in range(2))
+    gamma, beta = (GpuArrayType("float32", (shape[1],))() for _ in range(2))
+    inputs = [x, top, gamma, beta]
+    if dtype == "bfloat16":  # PyTensor's own tensors do not support it
+        out = dnn_batch_normalization_train(x, gamma, beta, "spatial", EPSILON)[0]
+        # The Op's statistics have the rank of the batch; those that the function returns do not.
+        _, mean, invstd = out.owner.outputs
+        scale = out.owner.inputs[1]
+        return inputs, [out, *GpuDnnBatchNormGrad("spatial")(x, top, scale, mean, invstd)]
+    axes = tuple(i for i in range(len(shape)) if i != 1)
+    host = [pt.as_tensor_variable(v) for v in (x, gamma, beta)]
+    out = batch_normalization_train(*host, axes, EPSILON)[0]
+    known = {out: pt.as_tensor_variable(top)}
+    outputs = [out, *pytensor.grad(None, [x, gamma, beta], known_grads=known)]
+    return inputs, [as_gpuarray_variable(v) for v in outputs]
+
+
 class Normalization(NormTask, ArrayTask):
     """Batch normalization as a compiled function of `dnnops.nnet`."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__(case)
-        axes = tuple(i for i in range(len(self.shape)) if i != 1)
-        x, top = (GpuArrayType(self.dtype, self.shape)() for _ in range(2))
-        gamma, beta = (GpuArrayType("float32", (self.channels,))() for _ in range(2))
-        if self.dtype == "bfloat16":
-            outputs = self._of_bfloat16(x, top, gamma, beta)
-        else:
-            host = [pt.as_tensor_variable(v) for v in (x, gamma, beta)]
-            out = batch_normalization_train(*host, axes, EPSILON)[0]
-            known = {out: pt.as_tensor_variable(top)}
-            outputs = [out, *pytensor.grad(None, [x, gamma, beta], known_grads=known)]
-        outputs = [as_gpuarray_variable(v) for v in outputs]
-        self.function = compile_nodes([x, top, gamma, beta], outputs, mode="CUDNN")
+        inputs, outputs = training_step(self.shape, self.dtype)
+        self.function = compile_nodes(inputs, outputs, mode="CUDNN")
         library_ops(self.function, "GpuDnn")
         images = [
             self._image(self.flat(self.count, SEEDS[name], self.dtype)) for name in ("x", "top")
@@ -49,12 +62,6 @@ class Normalization(NormTask, ArrayTask):
         ]
         self.operands = (*images, *parameters)
         self.warm()
-
-    def _of_bfloat16(self, x: Any, top: Any, gamma: Any, beta: Any) -> list[Any]:
-        # PyTensor's own tensors do not support bfloat16.
-        out, mean, invstd = dnn_batch_normalization_train(x, gamma, beta, "spatial", EPSILON)
-        scale = out.owner.inputs[1]
-        return [out, *GpuDnnBatchNormGrad("spatial")(x, top, scale, mean, invstd)]
 
     def _image(self, flat: Any) -> Any:
         array = flat.reshape(self.physical_shape)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytest
 
 from benchmarks.harness import check_agreement
 from benchmarks.norm_data import EPSILON, gpu_cases
 from benchmarks.peers.gated import ArrayTask
+from benchmarks.peers.norm_gpu_dnnops import training_step
 from benchmarks.peers.norm_turns import CALLS, SEEDS, NormTask
 from tests.needs import missing
+from tests.rewriting.gpu.test_to_cudnn import nodes, rewritten
 
 
 class InNumpy(NormTask, ArrayTask):
@@ -71,3 +74,14 @@ def test_peers_compute_the_same(case, timer, monkeypatch):
         assert min(task.times(3)) > 0
         assert task.facts() == {"waits": 0}
         task.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_graphs_run_on_the_device(dtype):
+    shape = (4, 16, 8, 8)
+    inputs, outputs = training_step(shape, dtype)
+    assert [v.type.dtype for v in outputs] == [dtype, dtype, "float32", "float32"]
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        fgraph = rewritten(inputs, outputs)
+    assert len(nodes(fgraph, "GpuDnnBatchNorm")) == len(nodes(fgraph, "GpuDnnBatchNormGrad")) == 1
+    assert not nodes(fgraph, "HostFromGpu")
