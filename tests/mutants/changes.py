@@ -27,7 +27,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from tests.mutants import changed_code
-from tests.mutants.reached import Reached
+from tests.mutants.reached import Chosen, Reached
 
 #: What becomes of a change that no test notices: no test is known to run the line, and the nearest
 #: passed; those that run it passed; or one failed, but fails without the change, too.
@@ -76,6 +76,8 @@ class Examiner:
         self.changes, self.reached = changes, reached
         self.seconds, self.minutes, self.processes = seconds, minutes, processes
         self.report = report
+        #: Tests that passed without a change, in the way in which changes are examined.
+        self.passed: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -91,7 +93,7 @@ class Examiner:
                 continue
             found = reached.tests(change.path, change.lines, self.seconds)
             tests = [items[test] for test in found.tests]
-            run = partial(self._examine, change, tests, found.are_known)
+            run = partial(self._examine, change, tests, found)
             running.update([_forked(run, change)])
         return True
 
@@ -101,13 +103,17 @@ class Examiner:
             pid, _ = os.waitpid(-1, 0)
             change, read = running.pop(pid)
             with os.fdopen(read) as pipe:
-                self.report(change, pipe.read() or "not judged")
+                found = pipe.read() or "not judged"
+            if found not in NOT_KILLED:
+                self.passed.add(found)
+            self.report(change, found)
 
-    def _examine(self, change: Change, tests: Sequence[pytest.Item], are_known: bool) -> str:
+    def _examine(self, change: Change, tests: Sequence[pytest.Item], chosen: Chosen) -> str:
         """Return the first test that fails or one of `NOT_KILLED`. This process is a fork."""
         if not tests:
             return "not reached"
-        limit = int(30 + 2 * self.seconds)
+        # Of the processor, so that other work on the machine lets no test fail.
+        limit = int(30 + 3 * chosen.seconds)
         with TemporaryDirectory() as folder:
             new = _environment_with(change, Path(folder))
             functions = _functions(change) if _is_imported(change) else []
@@ -116,7 +122,9 @@ class Examiner:
             else:
                 failed = _result(partial(_with_change, functions, new, tests, limit))
         if failed == "survived":
-            return failed if are_known else "not reached"
+            return failed if chosen.are_known else "not reached"
+        if failed in self.passed:
+            return failed
         again = [test for test in tests if test.nodeid == failed] or tests
         same = _result(partial(_first_failure, again, limit)) == "survived"
         return failed if same else "not judged"

@@ -1,17 +1,18 @@
 """Record which tests reach which lines of the package, and choose tests by it.
 
 This is a plugin of pytest: ``python -m pytest -p tests.mutants.reached --reached FILE ...`` writes
-JSON. It needs coverage.py. What runs only in other processes is not recorded.
+JSON. It needs coverage.py. Of what runs in other processes, only the tests that start them are
+recorded.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ class _Recorder:
 
         self.file, self.root = file, root
         self.seconds: dict[str, float] = {}
+        self.started = 0
+        #: Fixtures that start processes, with the folder or file in which they are defined.
+        self.fixtures: set[tuple[str, str]] = set()
+        self.starting: list[str] = []
+        sys.addaudithook(self._count_processes)
         self.coverage = coverage.Coverage(data_file=None, source=[str(root / "dnnops")])
         self.coverage.start()
 
@@ -46,11 +52,35 @@ class _Recorder:
         finally:
             self.coverage.switch_context("")
 
+    def _count_processes(self, event: str, arguments: tuple[Any, ...]) -> None:
+        is_python = event == "subprocess.Popen" and str(arguments[0]).startswith(sys.prefix)
+        self.started += is_python or event == "os.fork"
+
+    @property
+    def processes(self) -> int:
+        """Number that only grows while processes are started."""
+        return self.started + len(active_children())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
+        before = self.processes
+        result = yield
+        if self.processes > before:
+            self.fixtures.add((fixturedef.baseid, fixturedef.argname))
+        return result
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[Any]:
-        start = time.process_time()
+        start, start_of_wall, before = time.process_time(), time.perf_counter(), self.processes
         result = yield
-        self.seconds[item.nodeid] = time.process_time() - start
+        seconds = time.process_time() - start
+        names = getattr(item, "fixturenames", ())
+        if self.processes > before or any(
+            name in names and item.nodeid.startswith(base) for base, name in self.fixtures
+        ):
+            self.starting.append(item.nodeid)
+            seconds = time.perf_counter() - start_of_wall
+        self.seconds[item.nodeid] = seconds
         return result
 
     def pytest_sessionfinish(self) -> None:
@@ -63,7 +93,9 @@ class _Recorder:
                 line: [test for test in tests if test in self.seconds]
                 for line, tests in sorted(by_line.items())
             }
-        self.file.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+        processes = [test for test in self.starting if test in self.seconds]
+        record = {"seconds": self.seconds, "processes": processes, "lines": lines}
+        self.file.write_text(json.dumps(record))
 
 
 class Reached:
@@ -81,6 +113,7 @@ class Reached:
         record = json.loads(file.read_text())
         self._tests = tests
         self._seconds: dict[str, float] = record["seconds"]
+        self._processes: list[str] = record["processes"]
         self._lines: dict[str, dict[str, list[str]]] = record["lines"]
 
     def tests(self, path: Path, lines: Iterable[int], seconds: float) -> Chosen:
@@ -93,7 +126,7 @@ class Reached:
         lines : iterable of int
             Lines of a statement. The first one that tests reach counts. If it only runs while the
             module is imported, all tests of the module count. If it does not run at all, it may run
-            in other processes, which only some tests start, so all tests of their files count.
+            in other processes, so the tests that start some count.
         seconds : float
             Time that the tests take together, except that the first may take longer.
 
@@ -107,7 +140,7 @@ class Reached:
         if tests is None and found:
             tests = sorted(set().union(*of_module.values()))
         if tests is None:
-            tests = [test for test in self._seconds if _starts_processes(test.partition("::")[0])]
+            tests = self._processes
         parts = path.with_suffix("").parts[1:]
 
         def order(test: str) -> tuple[int, float]:
@@ -116,12 +149,13 @@ class Reached:
             return -common, self._seconds[test]
 
         chosen: list[str] = []
+        left = seconds
         for test in sorted((test for test in tests if test in self._tests), key=order):
-            if chosen and self._seconds[test] > seconds:
+            if chosen and self._seconds[test] > left:
                 continue
-            seconds -= self._seconds[test]
+            left -= self._seconds[test]
             chosen.append(test)
-        return Chosen(chosen, bool(found))
+        return Chosen(chosen, bool(found), seconds - left)
 
 
 @dataclass(frozen=True)
@@ -134,12 +168,10 @@ class Chosen:
         Node ids.
     are_known : bool
         Whether the tests are known to run the line.
+    seconds : float
+        Time that the tests take.
     """
 
     tests: list[str]
     are_known: bool
-
-
-@cache
-def _starts_processes(file: str) -> bool:
-    return bool(re.search("process", Path(file).read_text()))
+    seconds: float
