@@ -205,11 +205,16 @@ class ExecutableGraph(PlannedGraph):
                     plan.time_ms = self._time(plan, arrays, workspace, handle, repeats)
                 except DnnLibraryError as error:
                     plan.reason = reason_of(error)
-        timed = [i for i, plan in enumerate(self.plans) if plan.time_ms is not None]
-        if not timed:
+
+        # Plans that were timed before they were excluded keep their times.
+        def order(plan: Plan) -> tuple[bool, float]:
+            return plan.is_excluded or plan.time_ms is None, plan.time_ms or 0.0
+
+        fastest, *others = sorted(self.plans, key=order)
+        if order(fastest)[0]:
             raise DnnNotSupportedError(f"graph {self.name!r}: no plan could be timed")
-        self._chosen = min(timed, key=lambda i: self.plans[i].time_ms or 0.0)
-        return sorted(self.plans, key=lambda p: (p.time_ms is None, p.time_ms or 0.0))
+        self._chosen = next(i for i, plan in enumerate(self.plans) if plan is fastest)
+        return [fastest, *others]
 
     def _time(
         self, plan: Plan, arrays: Mapping[Any, Any], workspace: Any, handle: Any, repeats: int
