@@ -270,6 +270,21 @@ def test_on_a_gpu(dtype):
     assert ("GpuBatchedDot" in found) == (not is_narrow)
 
 
+@pytest.mark.parametrize("scale", [0.3, -0.3])
+@pytest.mark.parametrize("mixed", ["off", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_which_dtypes_and_scales_a_gpu_takes(dtype, mixed, scale):
+    """Wide arrays where they are computed in 16 bits, and no negative scale."""
+    q, k, v = (GpuArrayType(dtype, (None, None, None, 64))() for _ in range(3))
+    host = [pt.as_tensor_variable(x) for x in (q, k, v)]
+    out = plainly(*host, lambda x: x * np.asarray(scale, x.dtype))
+    with pytensor.config.change_flags(dnn__mixed_precision=mixed):
+        found = names(rewritten([q, k, v], [out], GPU_MODE))
+    is_narrow = dtype in ("float16", "bfloat16") or (dtype == "float32" and mixed != "off")
+    assert ("GpuDnnAttention" in found) == (is_narrow and scale > 0)
+    assert ("GpuBatchedDot" in found) == ("GpuDnnAttention" not in found)
+
+
 def _seen_weights(q, k, v):
     weights = pt.special.softmax(q @ k.mT, axis=-1)
     return [weights @ v, weights]
