@@ -372,6 +372,44 @@ def test_a_hopeless_plan_is_judged_by_a_part(monkeypatch: pytest.MonkeyPatch):
         assert np.isnan(output).all()
 
 
+def test_which_plans_are_timed_in_full(monkeypatch: pytest.MonkeyPatch):
+    """Those that take at most 1.5 s, or 20 times as long as the fastest that was timed."""
+    rng = np.random.default_rng(1)
+    expected: dict[str, float] = {}
+    plans, _ = listing(COMMON, 0)
+
+    def call(self: PlanList, function: str, *arguments: Any) -> None:
+        assert function == "time"
+        assert (arguments[0], arguments[2]) == (plans._list, 1500)
+        timed.append(arguments[1])
+        arguments[-1]._obj.value = expected[list(plans._numbers)[arguments[1]]]
+
+    with plans:
+        rows = [row for row in plans.plans if not row.reason]
+        unmeasured = plans._rows
+        numbers = [plans._number(index) for index in range(len(rows))]
+        with monkeypatch.context() as patch:
+            patch.setattr(PlanList, "_call", call)
+            patch.setattr(PlanList, "_expected_time", lambda self, plan: expected[plan.name])
+            for _ in range(200):
+                plans._rows, timed, best = list(unmeasured), [], math.inf
+                times = np.exp(rng.uniform(math.log(1), math.log(60_000), len(rows)))
+                expected |= zip(names(rows), times.tolist(), strict=True)
+                for index in rng.permutation(len(rows)).tolist():
+                    time, limit = expected[rows[index].name], max(1500, 20 * best)
+                    done, result = len(timed), plans.time(index)
+                    row = plans.plans[index]
+                    if time > limit:
+                        assert (result, row.time_ms, len(timed)) == (math.inf, None, done)
+                        seconds = row.notes[-1].removeprefix("about ").partition(" s, ")[0]
+                        assert float(seconds) == pytest.approx(time / 1000, rel=1e-2)
+                    else:
+                        assert result == row.time_ms == time
+                        assert timed[done:] == [numbers[index]]
+                        assert row.notes == rows[index].notes
+                        best = min(best, time)
+
+
 @every_op
 @fuzz(max_examples=20, case=conv_cases(max_channels=20, max_size=20, max_kernel=4))
 def test_parts_are_convolutions_of_the_same_kind(index, case):

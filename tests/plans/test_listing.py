@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from dnnops.gpuarray.type import GpuArrayType
 from dnnops.plans import ConvPlan, FlagChoice, conv_plans, flag_choices, survey
 from dnnops.plans import cases as plan_cases
 from dnnops.plans.arguments import make_case
+from dnnops.runtime.build import ONEDNN
 from tests.gpuarray.test_energy import FakeGpu
 from tests.needs import of_dtypes
 
@@ -100,8 +102,15 @@ def test_the_case_knows_its_size():
     )
     assert case.output_shape == (2, 4, 7, 7)
     assert case.flops == 2 * (2 * 4 * 7 * 7) * (3 * 3 * 3)
-    assert ", oneDNN 3." in case.library()
-    assert " thread" in case.library()
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "1 thread"), (2, "2 threads"), (11, "11 threads")]
+)
+def test_the_library_and_its_threads_are_named(monkeypatch, number, words):
+    monkeypatch.setattr(ONEDNN.library, "omp_get_max_threads", lambda: number)
+    library = make_case(**SMALL, device="cpu").library()
+    assert re.fullmatch(rf".*\S, {words}, oneDNN 3\.\d+(\.\d+)?", library)
 
 
 def test_flags_choices_on_the_cpu():

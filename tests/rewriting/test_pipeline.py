@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from dnnops.rewriting.move.lifting import EVERYTHING, GraphToGpu
 from dnnops.rewriting.passes.entry import ByTags
 from dnnops.rewriting.pipeline import PASSES
 from dnnops.rewriting.recognize.attention import RecognizeAttention
+from dnnops.rewriting.recognize.stable_logarithms import StableLogarithms
 
 ENTRIES: Any = optdb
 
@@ -72,6 +74,56 @@ def test_tags_decide():
     assert isinstance(lift, GraphToGpu)
     assert (lift.excluded_tags, lift.everything) == (frozenset(["inplace"]), True)
     assert not query("gpu_lift", device).everything
+
+
+#: Tags that decide, and for each pass that depends on them: those that it needs, and those that it
+#: must not see, included or excluded.
+TAGS = ("gpu", "onednn", "cudnn", "numba", "jax", "fusion", EVERYTHING, "symbolic_op_recognition")
+ALWAYS = ((), (), ())
+CONDITIONS = {
+    "recognize_batchnorm": ((), ("gpu",), ()),
+    "float16_in_float32": ((), ("gpu",), ()),
+    "onednn_attention": ((), ("gpu",), ()),
+    "expand_slow_activations": ((), ("gpu",), ()),
+    "forget_sizes": ((), ("numba", "jax"), ()),
+    "conv_merge": ((), (), ("cudnn",)),
+    "gpu_separate_factors": (("gpu",), (), ()),
+    "gpu_dropout_from_device": (("gpu",), (), ()),
+    "gpu_separate_averages": (("gpu",), (), ()),
+    "gpu_horizontal_fusion": (("gpu",), (), ()),
+    "gpu_batchnorm_activation": ((), (), ("fusion",)),
+    "gpu_conv_epilogue": ((), (), ("fusion", "cudnn")),
+    "gpu_dense": ((), (), ("fusion",)),
+    "gpu_merge_folded_batchnorm": ((), (), ("fusion", "cudnn")),
+    "gpu_pool_sum": ((), (), ("fusion", "cudnn")),
+}
+
+
+def sets_of_tags(most: int) -> list[frozenset[str]]:
+    return [
+        frozenset(tags)
+        for tags in chain.from_iterable(combinations(TAGS, n) for n in range(most + 1))
+    ]
+
+
+@pytest.mark.parametrize(
+    "step", [step for step in PASSES if isinstance(step.rewriter, ByTags)], ids=lambda s: s.name
+)
+def test_which_tags_a_pass_heeds(step):
+    needed, unwanted, not_excluded = map(set, CONDITIONS.get(step.name, ALWAYS))
+    for included in sets_of_tags(3):
+        for excluded in sets_of_tags(2):
+            made = query(step.name, list(included), list(excluded))
+            runs = needed <= included and not unwanted & included and not not_excluded & excluded
+            assert (type(made) is not SequentialGraphRewriter) == runs, (included, excluded)
+            if hasattr(made, "everywhere"):
+                assert made.everywhere == bool({"onednn", "gpu"} & included)
+            if hasattr(made, "excluded_tags"):
+                assert made.excluded_tags == excluded
+            if hasattr(made, "everything"):
+                assert made.everything == (EVERYTHING in included)
+            if isinstance(made, StableLogarithms):
+                assert made._of_exponentials == ("symbolic_op_recognition" not in excluded)
 
 
 def test_sizes_are_forgotten_before_fusion():
