@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil, floor, prod, trunc
-from operator import and_, eq, floordiv, ge, gt, le, lt, mod, ne, neg, or_, sub, truediv
+from operator import and_, eq, floordiv, ge, gt, le, lt, mod, ne, neg, not_, or_, sub, truediv
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from pytensor.tensor.basic import (
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import All, Max, Min, Prod, Sum
+from pytensor.tensor.math import Any as AnyTrue
 from pytensor.tensor.shape import Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
@@ -123,6 +125,17 @@ _SCALAR_FUNCTIONS: dict[type, Callable[..., Any]] = {
     scalar.OR: or_,
     scalar.Switch: _chosen,
     scalar.Identity: _same,
+}
+
+
+#: Reductions of a vector to a number.
+_REDUCTIONS: dict[type, Callable[..., Any]] = {
+    All: all,
+    AnyTrue: any,
+    Max: max,
+    Min: min,
+    Prod: prod,
+    Sum: sum,
 }
 
 
@@ -249,6 +262,8 @@ def _step(variable: Any) -> tuple[Callable[..., Any], tuple[Any, ...], list[Any]
         return _part, (op.idx_list,), inputs
     if isinstance(op, DimShuffle) and op.new_order in (("x",), ()):
         return (_tuple, (), inputs) if op.new_order else (_entry, (0,), inputs)
+    if type(op) in _REDUCTIONS and inputs[0].type.ndim == 1:
+        return _REDUCTIONS[type(op)], (), inputs
     if isinstance(op, Elemwise):
         place = variable.owner.outputs.index(variable)
         types = [x.type.dtype for x in inputs], variable.type.dtype
@@ -268,6 +283,8 @@ def _scalar_function(
         if "int" not in dtype:
             raise _UnknownOpError(op)
         return trunc, ()
+    if isinstance(op, scalar.Invert) and dtype == "bool":
+        return not_, ()
     if not isinstance(op, scalar.Composite):
         if type(op) not in _SCALAR_FUNCTIONS:
             raise _UnknownOpError(op)

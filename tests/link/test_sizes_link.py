@@ -1,7 +1,8 @@
-"""Functions of `dnnops.nnet` with sizes that JAX only knows while it traces a graph."""
+"""Functions of `dnnops.nnet` with sizes that libraries only know while they trace a graph."""
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import numpy as np
@@ -13,8 +14,6 @@ from dnnops import nnet
 from dnnops.errors import DnnNotSupportedError
 from tests.oracle import PERFORM_MODE, assert_close
 
-pytestmark = pytest.mark.needs("jax")
-
 
 def transposed(x, filters, extra_rows):
     """Transpose a convolution whose dilation exceeds its stride, with output padding."""
@@ -22,6 +21,7 @@ def transposed(x, filters, extra_rows):
     return nnet.conv2d_transpose(x, filters, (None, None, *sizes), filter_dilation=(3, 2))
 
 
+@pytest.mark.needs("jax")
 def test_sizes_that_follow_from_shapes():
     """Slices, ranges, splits and new shapes of unknown size; the loaded function is the same."""
     x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
@@ -47,8 +47,42 @@ def test_sizes_that_follow_from_shapes():
         np.testing.assert_array_equal(again, found)
 
 
+@pytest.mark.needs("jax")
 def test_sizes_that_are_values_are_an_error():
     x, filters, extra = pt.dtensor4("x"), pt.dtensor4("filters"), pt.lscalar("extra")
     function = pytensor.function([x, filters, extra], transposed(x, filters, extra), mode="JAX")
     with pytest.raises(DnnNotSupportedError, match=r"Alloc: .* depend only on the shapes"):
         function(np.ones((2, 3, 4, 4)), np.ones((3, 4, 3, 2)), 1)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("JAX", marks=pytest.mark.needs("jax")),
+        pytest.param("PYTORCH", marks=pytest.mark.needs("torch")),
+    ],
+)
+def test_indices_that_broadcast(mode, monkeypatch):
+    """Sizes are reductions over the sizes of several indices, with comparisons of sizes."""
+    if mode == "PYTORCH":
+        import torch
+
+        # The default backend compiles C++.
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    rng = np.random.default_rng(0)
+    values = [
+        rng.standard_normal((3, 4, 6, 5)),
+        rng.standard_normal((2, 2, 6)),
+        np.array([[0, 2], [1, 2]]),
+        rng.standard_normal((4, 5)),
+        np.array([[1, 3], [0, 1]]),
+    ]
+    arguments = [pt.tensor(dtype=x.dtype, shape=(None,) * x.ndim) for x in values]
+    weights, x, _, bias, _ = arguments
+    out = nnet.sparse_block_dot(*arguments)
+    outputs = [out, *pytensor.grad((out**2).sum(), [weights, x, bias])]
+    found = pytensor.function(arguments, outputs, mode=mode)(*values)
+    for value, wanted in zip(
+        found, pytensor.function(arguments, outputs, mode=PERFORM_MODE)(*values), strict=True
+    ):
+        assert_close(np.asarray(value), wanted, bound=1e-12)
