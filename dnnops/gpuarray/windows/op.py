@@ -38,8 +38,7 @@ class Window(NamedTuple):
     ----------
     axis : int
     step : int
-        Positive step of a slice, whose start and length are operands; 0 for an index, which is one
-        operand.
+        Step of a slice, whose start and length are operands; 0 for an index, which is one operand.
     """
 
     axis: int
@@ -69,14 +68,18 @@ class _Windows(GpuOp):
         given = iter(operands)
         return [(w, next(given), next(given) if w.step else None) for w in self.windows]
 
-    def index(self, ndim: int, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the index of the part, from starts and lengths of any kind."""
-        index: list[Any] = [slice(None)] * ndim
+    def index(self, x: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the index of the part of `x`, from starts and lengths of any kind."""
+        index: list[Any] = [slice(None)] * x.ndim
         for window, start, length in self._bounds(operands):
             if length is None:
                 index[window.axis] = start
-            else:
-                index[window.axis] = slice(start, start + length * window.step, window.step)
+                continue
+            stop = start + length * window.step
+            if window.step < 0:
+                # A negative stop counts from the end, and one below all places is the beginning.
+                stop = stop - (stop < 0) * x.shape[window.axis]
+            index[window.axis] = slice(start, stop, window.step)
         return tuple(index)
 
     def view(self, x: Any, operands: Sequence[Any]) -> Any:
@@ -85,7 +88,7 @@ class _Windows(GpuOp):
         for window, start, length in self._bounds(numbers):
             if length is None and not -x.shape[window.axis] <= start < x.shape[window.axis]:
                 raise DnnIndexError(self._message(x.shape, window.axis))
-        return x[self.index(x.ndim, numbers)]
+        return x[self.index(x, numbers)]
 
     def _message(self, shape: tuple[int, ...], axis: int) -> str:
         return f"{self}: index out of bounds for axis {axis} of shape {shape}"
@@ -129,7 +132,8 @@ class GpuWindow(_Windows):
     ----------
     windows : iterable of Window
         In ascending order of their axes. Each has an int64 scalar on the host as its start, from 0
-        to the length of the axis for slices, and another one as its length, which fits.
+        to the length of the axis for slices, and another one as its length, which fits. For a
+        negative step, the start is the last place of the axis that is taken.
     """
 
     __props__ = ("windows",)
@@ -150,7 +154,7 @@ class GpuWindow(_Windows):
         return Apply(self, [x, *operands], [x.type.clone(shape=tuple(shape))()])
 
     def host_expressions(self, x: Any, *operands: Any) -> list[Any]:
-        return [x[self.index(x.type.ndim, operands)]]
+        return [x[self.index(x, operands)]]
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:
@@ -228,7 +232,7 @@ class GpuSetWindow(_Windows):
 
     def host_expressions(self, x: Any, y: Any, *operands: Any) -> list[Any]:
         change = set_subtensor if self.set_instead_of_inc else inc_subtensor
-        return [change(x[self.index(x.type.ndim, operands)], y)]
+        return [change(x[self.index(x, operands)], y)]
 
     @shape_inference
     def infer_shape(self, node: Apply, shapes: Any) -> Any:

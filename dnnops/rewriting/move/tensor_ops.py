@@ -24,6 +24,7 @@ from pytensor.tensor.subtensor import (
     AdvancedSubtensor,
     IncSubtensor,
     Subtensor,
+    unflatten_index_variables,
 )
 from pytensor.tensor.type import TensorType
 
@@ -58,6 +59,8 @@ from dnnops.rewriting.move.lifting import (
     register_expansion,
     register_lifter,
 )
+from dnnops.rewriting.move.masks import masked_change
+from dnnops.rewriting.move.rolls import lift_rolled_join, lift_rolled_parts
 from dnnops.rewriting.move.windows import windows_of
 
 # A matrix product with at least this many multiplications is worth the transfer of both operands.
@@ -86,9 +89,13 @@ register_lifter(Reshape, operands=(0,), pulled=True)(_mirror(GpuReshape))
 register_lifter(SpecifyShape, operands=(0,), pulled=True)(_mirror(GpuSpecifyShape))
 register_lifter(Split, operands=(0,))(_mirror(GpuSplit))
 register_lifter(Argmax, operands=(0,))(_mirror(GpuArgmax))
-register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(node.inputs)))(
-    _mirror(GpuJoin)
-)
+
+
+@register_lifter(Join, operands=lambda node: range(first_joined(node.op), len(node.inputs)))
+def lift_join(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
+    """Lift Join, but take both parts of an array that is rolled by a changing number at once."""
+    rolled = lift_rolled_join(node, inputs)
+    return GpuJoin(node.op).make_node(*inputs).outputs if rolled is None else rolled
 
 
 def _is_scalar(x: Any) -> bool:
@@ -310,6 +317,9 @@ def lift_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> Sequ
 @register_lifter(IncSubtensor, operands=(0, 1), pulled=True, convert=False)
 def lift_inc_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> Sequence[Variable]:
     """Lift IncSubtensor as Subtensor."""
+    rolled = lift_rolled_parts(node, inputs)
+    if rolled is not None:
+        return rolled
     device = _device_of(inputs[:2], context)
     x, indices = context.to_device(inputs[0], device), [context.to_host(i) for i in inputs[2:]]
     found = windows_of(x, node.op.idx_list, indices)
@@ -317,9 +327,21 @@ def lift_inc_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> 
         y = _scalar_or_device(inputs[1], context, device)
         return GpuIncSubtensor(node.op).make_node(x, y, *indices).outputs
     windows, operands = found
+    if _is_scalar(inputs[1]) and not is_on_device(inputs[1]) and _is_open(node):
+        y = _as_host_scalar(inputs[1])
+        sets = node.op.set_instead_of_inc
+        changed = masked_change(x, y, windows, operands, sets=sets)
+        if changed is not None:
+            return changed
     y = context.to_device(inputs[1], device)
     set_, inplace = node.op.set_instead_of_inc, node.op.inplace
     return GpuSetWindow(windows, set_, inplace).make_node(x, y, *operands).outputs
+
+
+def _is_open(node: Apply) -> bool:
+    """Return whether each slice extends to an end of its axis, so that its length changes."""
+    entries = unflatten_index_variables(node.inputs[2:], node.op.idx_list)
+    return all(isinstance(e, slice) and (e.start is None or e.stop is None) for e in entries)
 
 
 def _lift_advanced_change(

@@ -22,16 +22,14 @@ from pytensor.scalar.basic import (
 )
 from pytensor.tensor.basic import ScalarFromTensor
 from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.subtensor import unflatten_index_variables
 from pytensor.tensor.type import TensorType
 
 from dnnops.gpuarray.op import depends_on_values
-from dnnops.gpuarray.subtensor import GpuIncSubtensor
-from dnnops.gpuarray.transfer import GpuFromHost
-from dnnops.gpuarray.windows.op import GpuSetWindow, Window
+from dnnops.gpuarray.windows.op import Window
+from dnnops.rewriting.move.lengths import length_of
 
-__all__ = ["windows_of"]
+__all__ = ["as_number", "windows_of"]
 
 
 def windows_of(
@@ -51,8 +49,8 @@ def windows_of(
     Returns
     -------
     tuple or None
-        None if the index does not depend on values, if a step does or is not positive, or if the
-        length of an axis is only known once the graph runs.
+        None if the index does not depend on values, if a step does, or if the length of an axis is
+        only known once the graph runs.
     """
     if not depends_on_values(indices):
         return None
@@ -61,14 +59,14 @@ def windows_of(
     for axis, entry in enumerate(unflatten_index_variables(indices, idx_list)):
         if not isinstance(entry, slice):
             windows.append(Window(axis, 0))
-            operands.append(_number(entry))
+            operands.append(as_number(entry))
             continue
         step = 1 if entry.step is None else _constant(entry.step)
-        if step is None or step < 1:
+        if not step:
             return None
         if (entry.start, entry.stop, step) == (None, None, 1):
             continue
-        length = _length(x, axis)
+        length = length_of(x, axis)
         if length is None:
             return None
         windows.append(Window(axis, step))
@@ -82,8 +80,8 @@ def _constant(x: Any) -> int | None:
     return None
 
 
-def _number(x: Any) -> Any:
-    """Return an index as an int64 scalar."""
+def as_number(x: Any) -> Any:
+    """Return an index, such as an operand of `Subtensor`, as an int64 scalar tensor."""
     if isinstance(x, Constant):
         return pt.constant(np.int64(x.data))
     if x.owner is not None and isinstance(x.owner.op, ScalarFromTensor):
@@ -91,22 +89,11 @@ def _number(x: Any) -> Any:
     return pt.cast(x if isinstance(x.type, TensorType) else pt.as_tensor(x), "int64")
 
 
-def _length(x: Any, axis: int) -> Any:
-    """Return the length of an axis on the host, or None if no input of the graph has it."""
-    known = x.type.shape[axis]
-    while known is None and x.owner is not None:
-        if not isinstance(x.owner.op, GpuSetWindow | GpuIncSubtensor | GpuFromHost):
-            return None
-        x = x.owner.inputs[0]
-        known = x.type.shape[axis]
-    return Shape_i(axis)(x) if known is None else pt.constant(np.int64(known))
-
-
 def _start_and_length(start: Any, stop: Any, length: Any, step: int) -> list[Any]:
     """Return what a slice begins with, and how many elements it has."""
-    given = [_number(x) for x in (start, stop) if x is not None]
+    given = [as_number(x) for x in (start, stop) if x is not None]
     results = Elemwise(_bounds(start is not None, stop is not None, step)).make_node(*given, length)
-    first, count = results.outputs if start is not None else (None, *results.outputs)
+    first, count = results.outputs if len(results.outputs) == 2 else (None, *results.outputs)
     return [pt.constant(np.int64(0)) if first is None else first, count]
 
 
@@ -121,12 +108,24 @@ def _bounds(has_start: bool, has_stop: bool, step: int) -> Composite:
         return int64.make_constant(np.int64(number))
 
     def within(i: Any) -> Any:
-        from_end = scalar_maximum(add(i, length), constant(0))
-        return switch(lt(i, constant(0)), from_end, scalar_minimum(i, length))
+        """Return the place from 0 to the length, or from -1 to the last one for negative steps."""
+        least, most = (constant(0), length) if step > 0 else (constant(-1), last_place)
+        from_end = scalar_maximum(add(i, length), least)
+        return switch(lt(i, constant(0)), from_end, scalar_minimum(i, most))
 
-    last = within(given[-1]) if has_stop else length
-    first = within(given[0]) if has_start else None
-    count = last if first is None else scalar_maximum(sub(last, first), constant(0))
-    if step > 1:
-        count = int_div(add(count, constant(step - 1)), constant(step))
-    return Composite([*given, length], [count] if first is None else [first, count])
+    last_place = sub(length, constant(1))
+    ends = (constant(0), length) if step > 0 else (last_place, constant(-1))
+    last = within(given[-1]) if has_stop else ends[1]
+    first = within(given[0]) if has_start else ends[0]
+    count = last
+    if step < 0 or has_start:
+        span = sub(last, first) if step > 0 else sub(first, last)
+        count = scalar_maximum(span, constant(0))
+    if step < 0:
+        # An empty slice begins at 0, which is within the axis.
+        first = scalar_maximum(first, constant(0))
+    if abs(step) > 1:
+        count = int_div(add(count, constant(abs(step) - 1)), constant(abs(step)))
+    if step > 0 and not has_start:
+        return Composite([*given, length], [count])
+    return Composite([*given, length], [first, count])
