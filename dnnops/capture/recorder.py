@@ -1,11 +1,11 @@
-"""Capture the nodes of a function on a device as a CUDA graph."""
+"""Capture the nodes of a function on a device as CUDA graphs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
 
 from dnnops.capture.aliases import is_same, overlaps, require_apart
-from dnnops.capture.graph import Graph, recorded
+from dnnops.capture.between import Between, Place, stand_ins
+from dnnops.capture.captured import Captured
+from dnnops.capture.graph import recorded
 from dnnops.capture.memory import Pool
 from dnnops.capture.plan import planned
 from dnnops.capture.replay import Replay
@@ -25,80 +27,12 @@ from dnnops.gpu.library import free_workspaces
 from dnnops.gpuarray.op import is_on_device
 from dnnops.runtime.lifetimes import chain, declared_origins, releases
 
-__all__ = ["Captured", "Recorder"]
+__all__ = ["Recorder"]
 
 Cell = list[Any]
 
 #: Bytes of the blocks for host values. Those of one block are copied to the device at once.
 UPLOADED = 1 << 16
-
-
-@dataclass
-class Captured:
-    """A graph with everything that it reads and writes.
-
-    Attributes
-    ----------
-    graph : Graph
-        What is launched.
-    pool : Pool
-        Memory of its results and of workspaces. What is freed during the capture is used again by
-        later nodes.
-    upload_pool : Pool
-        Memory of host values, which are there before the first node runs.
-    shared : list of tuple
-        Storage and array of each shared variable.
-    arguments : list of cupy.ndarray
-        The arrays that the graph reads instead of arguments.
-    in_place : list of tuple
-        Storage and address of the arguments that the graph reads where they are.
-    numbers : dict of Variable to cupy.ndarray
-        Where kernels read host numbers.
-    uploads : list of tuple
-        Storage of each host value that a launch copies to the device, and the array
-        that it is copied to.
-    results : list of tuple
-        Storage and value of each result that host nodes after the graph, or the caller, read.
-    outputs : list of cupy.ndarray
-        For each output of the function, the array that the graph writes or None.
-    copied, on_host : list of int
-        Positions of the outputs of which the caller gets a copy, and of those that nodes on the
-        host compute.
-    updates : list of tuple
-        Storage of inputs that get the value of an output, and the position of the output.
-    written : list
-        Storage of results of nodes on the host and of what they read, released after a call.
-    replay : Replay
-        The launch and the copies before and after it.
-    """
-
-    graph: Graph
-    pool: Pool
-    upload_pool: Pool
-    shared: list[tuple[Cell, Any]]
-    arguments: list[Any]
-    in_place: list[tuple[Cell, int]] = field(default_factory=list)
-    numbers: dict[Variable, Any] = field(default_factory=dict)
-    uploads: list[tuple[Cell, Any]] = field(default_factory=list)
-    results: list[tuple[Cell, Any]] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
-    copied: list[int] = field(default_factory=list)
-    on_host: list[int] = field(default_factory=list)
-    updates: list[tuple[Cell, int]] = field(default_factory=list)
-    written: list[Cell] = field(default_factory=list)
-    replay: Replay = field(init=False)
-
-    def has_shared_arrays(self) -> bool:
-        """Return whether shared variables have the arrays that the graph reads."""
-        # There may be hundreds, and all() takes twice as long.
-        for cell, array in self.shared:  # noqa: SIM110
-            if cell[0] is not array:
-                return False
-        return True
-
-    def has_arguments_in_place(self) -> bool:
-        """Return whether the arguments that the graph reads in place are where they were."""
-        return all(cell[0].data.ptr == address for cell, address in self.in_place)
 
 
 class Recorder:
@@ -138,6 +72,7 @@ class Recorder:
         self._origins: dict[Variable, Variable] = {}
         for node in vm.nodes:
             self._origins |= declared_origins(node)
+        self._passing = self._find_passing()
         self._overwritten = self._find_overwritten()
         self._freed = self._find_freed()
         outputs = set(fgraph.outputs)
@@ -230,6 +165,16 @@ class Recorder:
             for freed in releases(order, set(self._fgraph.outputs), allow_gc=True)
         ]
 
+    def _find_passing(self) -> set[Variable]:
+        """Return the results that only nodes between graphs use.
+
+        As they need no place of their own, they may have another shape in each call.
+        """
+        read = {x for node, _, role in self.steps if role is not Role.BETWEEN for x in node.inputs}
+        read.update(self._fgraph.outputs)
+        own = {z for node, _, role in self.steps if role is Role.BETWEEN for z in node.outputs}
+        return own - read
+
     # -- capturing -------------------------------------------------------------------------
 
     def capture(self, in_place: Sequence[bool] | None = None) -> Captured:
@@ -286,13 +231,22 @@ class Recorder:
                 array if is_in_place else array.copy(order="K")
                 for array, is_in_place in zip(values, is_read, strict=True)
             ]
-        captured = Captured(None, pool, Pool(smallest=UPLOADED), shared, arguments)  # type: ignore[arg-type]
+        captured = Captured([], pool, Pool(smallest=UPLOADED), shared, arguments)
         cells = [self._storage[x] for x in self.arguments]
         try:
             for cell, array in zip(cells, arguments, strict=True):
                 cell[0] = array
-            with recorded(pool, stream, is_trial=is_trial) as recording:
-                self._record(captured)
+            positions = range(len(self.steps))
+            ends = [i for i in positions if self.steps[i][2] is Role.BETWEEN]
+            for start, end in pairwise([-1, *ends, len(self.steps)]):
+                with recorded(pool, stream, is_trial=is_trial) as recording:
+                    self._record(captured, positions[start + 1 : end])
+                    if end == len(self.steps):
+                        self._record_end(captured)
+                if not is_trial:
+                    captured.graphs.append(recording.graph)
+                if end < len(self.steps):
+                    captured.between.append(self._between(captured, end))
         finally:
             for cell, array in zip(cells, values, strict=True):
                 cell[0] = array
@@ -300,24 +254,59 @@ class Recorder:
         _clear(self._computed, keep=Role.BEFORE)
         _clear(self._results, keep=Role.BEFORE)
         if not is_trial:
-            captured.graph = recording.graph
             own = list(zip(cells, values, arguments, strict=True))
             captured.in_place = [(cell, x.data.ptr) for cell, x, array in own if array is x]
             copied = [(cell, x, array) for cell, x, array in own if array is not x]
             # Arguments that are read in place may be freed between calls, unless views of them are
             # among the results.
             captured.arguments = [array for _, _, array in copied]
-            captured.replay = Replay(
-                captured.graph,
-                copied,
-                uploads_of(captured.uploads, captured.upload_pool.block_of),
-                captured.outputs,
-                captured.copied,
-            )
+            self._set_replays(captured, copied)
         return captured
 
-    def _record(self, captured: Captured) -> None:
-        for position, (node, thunk, role) in enumerate(self.steps):
+    def _set_replays(self, captured: Captured, copied: list[tuple[Cell, Any, Any]]) -> None:
+        """Prepare the launches: the first copies what graphs read, the last what they return."""
+        uploads = uploads_of(captured.uploads, captured.upload_pool.block_of)
+        results: tuple[list[Any], list[int]] = (captured.outputs, captured.copied)
+        *first, last = captured.graphs
+        for graph, node in zip(first, captured.between, strict=True):
+            is_needed = graph.nodes or copied or uploads
+            replay = Replay(graph, copied, uploads, [], []) if is_needed else None
+            captured.stages.append((replay, node))
+            copied, uploads = [], []
+        captured.replay = Replay(last, copied, uploads, *results)
+
+    def _between(self, captured: Captured, position: int) -> Between:
+        """Describe a node between two graphs, and give it arrays for its results."""
+        node, thunk, _ = self.steps[position]
+        given = [self._storage[x][0] for x in node.inputs]
+        laid_out = node.op.evaluated(node, given, is_dry=True)
+        kept = list(zip(node.outputs, laid_out, strict=True))
+        placed = stand_ins(
+            [array for z, array in kept if z not in self._passing], given, captured.pool
+        )
+        places = iter(placed)
+        made = Between(position, thunk, [], [], [], [], [])
+        for x, value in {x: self._storage[x][0] for x in node.inputs}.items():
+            cell = self._storage[x]
+            if x in self.arguments and any(value is y for y in captured.arguments):
+                made.replaced.append(Place.of(cell, value, captured.pool))
+            elif is_on_device(x) and x.owner is not None and x not in self._passing:
+                made.operands.append(Place.of(cell, value, captured.pool))
+            elif not is_on_device(x) and x.owner is not None and self._is_fixed(x):
+                made.values.append((cell, copy.deepcopy(value)))
+        for z, array in kept:
+            cell = self._storage[z]
+            cell[0] = array if z in self._passing else next(places)
+            if z not in self._passing:
+                made.results.append(Place.of(cell, cell[0], captured.pool))
+        passing = {id(self._storage[x]) for x in self._passing}
+        made.passed = [cell for cell in self._freed[position] if id(cell) in passing]
+        self.free(position)
+        return made
+
+    def _record(self, captured: Captured, positions: Sequence[int]) -> None:
+        for position in positions:
+            node, thunk, role = self.steps[position]
             if role is Role.AFTER:
                 for x in node.inputs:
                     if is_on_device(x):
@@ -344,6 +333,8 @@ class Recorder:
                         is_overwritten = self._root(z) in self._overwritten
                         self._keep(captured, z, copy.deepcopy(value) if is_overwritten else value)
             self.free(position)
+
+    def _record_end(self, captured: Captured) -> None:
         self._set_outputs(captured)
         run = [
             cell
@@ -352,7 +343,8 @@ class Recorder:
         ]
         inputs = {id(self._storage[x]) for x in self._fgraph.inputs}
         read = [cell for cell, _ in captured.results if id(cell) not in inputs]
-        captured.written = run + read
+        passing = [self._storage[x] for x in self._passing]
+        captured.written = run + read + passing
         self._set_updates(captured)
 
     def _uploaded(self, captured: Captured, cell: Cell) -> Any:

@@ -30,13 +30,15 @@ class Role(Enum):
     ``FIXED`` nodes run on the host and depend only on shapes and constants, so they run once,
     during the capture. ``BEFORE`` nodes run on the host before the graph is launched, ``AFTER``
     nodes afterwards. ``UPLOAD`` nodes copy a host value to the device in each launch. ``DEVICE``
-    nodes are in the graph.
+    nodes are in the graph. ``BETWEEN`` nodes are called with host values that change, so they run
+    by themselves between the graph before them and the one after them.
     """
 
     FIXED = auto()
     BEFORE = auto()
     UPLOAD = auto()
     DEVICE = auto()
+    BETWEEN = auto()
     AFTER = auto()
 
 
@@ -91,22 +93,25 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
         devices |= {x.type.device for x in (*node.inputs, *node.outputs) if is_on_device(x)}
         roles[node] = role = _role(node, roles)
         if role is Role.DEVICE:
+            values = [x for x in node.inputs if not is_on_device(x) and not _is_fixed(x, roles)]
+            if values and _changing(node).issuperset(values):
+                roles[node] = Role.BETWEEN
+                continue
             taken = taken_as_numbers(node)
-            for x in node.inputs:
-                if not is_on_device(x) and not _is_fixed(x, roles):
-                    if x in taken:
-                        numbers.add(x)
-                    elif isinstance(x.type, TensorType | ScalarType):
-                        by_value[x] = None
-                    else:
-                        raise DnnNotSupportedError(f"{node} reads {x} of type {x.type}")
+            for x in values:
+                if x in taken:
+                    numbers.add(x)
+                elif isinstance(x.type, TensorType | ScalarType):
+                    by_value[x] = None
+                else:
+                    raise DnnNotSupportedError(f"{node} reads {x} of type {x.type}")
     _run_sizes_before(order, roles)
     for node in order:
         _check_overwritten(node, roles)
     if len(devices) > 1:
         names = ", ".join(f"cuda{device}" for device in sorted(devices))
         raise DnnNotSupportedError(f"its arrays are on several devices: {names}")
-    if Role.DEVICE not in roles.values():
+    if not {Role.DEVICE, Role.BETWEEN} & {*roles.values()}:
         raise DnnNotSupportedError("it has no node on a device")
     return Schedule(tuple(roles.values()), tuple(by_value), frozenset(numbers), devices.pop())
 
@@ -122,6 +127,13 @@ def taken_as_numbers(node: Apply) -> set[Variable]:
         for i, x in enumerate(node.inputs)
         if i not in places
     )
+
+
+def _changing(node: Apply) -> set[Variable]:
+    """Return the host operands of a node that may change from call to call between two graphs."""
+    if not isinstance(node.op, CudnnOp):
+        return set()
+    return {node.inputs[i] for i in node.op.changing_operands(node)}
 
 
 def _run_sizes_before(order: Sequence[Apply], roles: dict[Apply, Role]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from pytensor.graph.fg import FunctionGraph
 
-from dnnops.capture.recorder import Captured, Recorder
+from dnnops.capture.captured import Captured
+from dnnops.capture.recorder import Recorder
 from dnnops.capture.schedule import Role, Schedule, schedule
 from dnnops.config import flag_value
 from dnnops.errors import DnnNotSupportedError, DnnThreadError
@@ -205,6 +206,10 @@ class CapturingVM:
         return [x if x == y else None for x, y in zip(own, former, strict=True)]
 
     def _replay(self, captured: Captured) -> list[Any]:
+        for replay, node in captured.stages:
+            if replay is not None:
+                replay.run()
+            self._run(node.position, node.run)
         outputs = captured.replay.run()
         self.replays += 1
         for cell, value in captured.results:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnnops.gpu.ctc import GpuDnnCTC
+from dnnops.gpu.ctc import GpuCTC, GpuCTCBase, GpuDnnCTC
+from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.transfer import HostFromGpu
 
 __all__ = ["dnn_ctc"]
 
@@ -25,7 +27,9 @@ def dnn_ctc(
     activations : (steps, batch, classes)
         Activations in float32, before the softmax, which is part of the loss. Class 0 is the blank.
     labels : integer matrix, (batch, columns)
-        Labels of 1 to 255 symbols, one in each row. Negative entries are padding.
+        Labels of 1 to 255 symbols, one in each row. Negative entries are padding. cuDNN takes
+        labels and lengths on the host. If any of them is a device variable, the loss is computed
+        by the kernels of `dnnops.nnet.ctc` instead, so that nothing is copied back in each call.
     input_lengths : integer vector, (batch,)
         Number of valid steps in each sequence.
     label_lengths : integer vector, (batch,), optional
@@ -65,6 +69,15 @@ def dnn_ctc(
     standard deviation of 30), a gradient was wrong by 1, while the cost was right. PyTorch avoids
     that algorithm for the same reason.
     """
-    op = GpuDnnCTC(True, label_lengths is not None, deterministic)
+    op: GpuCTCBase = GpuDnnCTC(True, label_lengths is not None, deterministic)
     lengths = [input_lengths] if label_lengths is None else [input_lengths, label_lengths]
-    return op.make_node(activations, labels, *lengths).outputs[0]
+    node = op.make_node(activations, labels, *lengths)
+    if any(map(_is_stored_on_device, (labels, *lengths))):
+        op = GpuCTC(True, label_lengths is not None, labels_on_device=True)
+        node = op.make_node(node.inputs[0], labels, *lengths)
+    return node.outputs[0]
+
+
+def _is_stored_on_device(x: Any) -> bool:
+    owner = getattr(x, "owner", None)
+    return is_on_device(x) or (owner is not None and isinstance(owner.op, HostFromGpu))

@@ -138,7 +138,15 @@ class CudnnOp(DeviceOp, RuntimeOp):
 
         return cupy.cuda.get_current_stream().ptr, self.node_device(node)
 
-    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+    def changing_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of the host operands on which no shape of a result depends.
+
+        The library takes their values when it is called, so that a CUDA graph could only repeat
+        them. If only such operands change, the node runs between two graphs.
+        """
+        return frozenset()
+
+    def evaluated(self, node: Apply, inputs: list[Any], is_dry: bool = False) -> list[Any]:
         with on_device(self.node_device(node)):
             inputs = [
                 self._accepted(value, self._layouts(i)) if is_on_device(variable) else value
@@ -147,7 +155,7 @@ class CudnnOp(DeviceOp, RuntimeOp):
             memory_format = self.output_format(0, inputs)
             for i in self.matched_operands:
                 inputs[i] = as_dense(inputs[i], memory_format)
-            super().perform(node, inputs, output_storage)
+            return super().evaluated(node, inputs, is_dry)
 
     def _layouts(self, operand: int) -> int:
         """Return the layouts accepted for an operand, as flags for ``dnnops_cudnn_read``."""

@@ -22,7 +22,7 @@ from dnnops.gpu.base import (
     gradient_like,
 )
 from dnnops.gpu.library import GPU_KERNELS
-from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.op import host_operands, is_on_device
 from dnnops.gpuarray.transfer import cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
@@ -163,6 +163,10 @@ class GpuDnnBatchNormBase(CudnnOp):
             for is_data in abstract.data_results
         ]
         return Apply(op, list(given.values()), results)
+
+    def changing_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of epsilon and of the factor of running averages."""
+        return host_operands(node)
 
     def parameters(self) -> list[int]:
         mask = sum(1 << axis for axis in self.axes or (0,))

@@ -12,7 +12,7 @@ import dnnops.gpu.deferred  # noqa: F401  registers what C code calls
 from dnnops.errors import DnnTypeError
 from dnnops.gpu.base import CudnnOp, as_gradient, device_operands, gradient_like
 from dnnops.gpu.library import GPU_KERNELS
-from dnnops.gpuarray.op import is_on_device
+from dnnops.gpuarray.op import host_operands, is_on_device
 from dnnops.gpuarray.transfer import host_from_gpu, to_device
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.expressions import is_connected
@@ -65,6 +65,10 @@ class GpuCTCBase(CudnnOp, CTC):
         if self.with_gradients:
             outputs.append(type_.clone(shape=(steps, batch, classes))())
         return Apply(self, operands, outputs)
+
+    def changing_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of labels and lengths on the host."""
+        return host_operands(node)
 
     def parameters(self) -> list[int]:
         given = self.with_label_lengths, self.with_gradients

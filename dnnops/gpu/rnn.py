@@ -99,6 +99,10 @@ class GpuDnnRNNBase(CudnnOp, RNNBase):
     def _reserve_length(self, steps: Any, batch: Any) -> None:
         """Return None, since cuDNN determines the length when the Op is called."""
 
+    def changing_operands(self, node: Apply) -> frozenset[int]:
+        """Return the indices of the lengths and the seed."""
+        return frozenset(range(len(node.inputs))).difference(_arrays(node))
+
     def _words(self, flag: bool, inplace: bool = False) -> list[int]:
         return [
             *self.network_words(),

@@ -275,6 +275,31 @@ class RuntimeOp(COp):
         return ""
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        for array, storage in zip(self.evaluated(node, inputs), output_storage, strict=True):
+            storage[0] = array
+
+    def evaluated(self, node: Apply, inputs: list[Any], is_dry: bool = False) -> list[Any]:
+        """Return new arrays for a node's results.
+
+        Parameters
+        ----------
+        node : Apply
+            Node of this Op.
+        inputs : list
+            Values of its operands.
+        is_dry : bool
+            Whether to compute nothing, so that the arrays of operands need no particular elements.
+
+        Returns
+        -------
+        list
+            Arrays; those of operands where the Op works in place.
+
+        Raises
+        ------
+        DnnError
+            If the library does not accept the operands, or fails.
+        """
         functions = self.library.library
         tensors = describe_operands(node.inputs, inputs)
         results = empty_tensors(len(node.outputs))
@@ -287,6 +312,7 @@ class RuntimeOp(COp):
             results,
         )
         raise_status(self.library, getattr(functions, f"{self.function}_shape")(*arguments))
+        arrays = []
         for index, (variable, tensor) in enumerate(zip(node.outputs, results, strict=True)):
             access = operand_access(variable.type)
             if index in self.reused_inputs:
@@ -296,8 +322,10 @@ class RuntimeOp(COp):
                 memory_format = self.output_format(index, inputs)
                 array = access.empty(shape, variable.type.dtype, memory_format)
             _describe(access, array, variable.type.dtype, tensor)
-            output_storage[index][0] = array
-        raise_status(self.library, getattr(functions, self.function)(*arguments))
+            arrays.append(array)
+        if not is_dry:
+            raise_status(self.library, getattr(functions, self.function)(*arguments))
+        return arrays
 
     def c_code_cache_version(self) -> tuple[Hashable, ...]:
         return (3, abi_hash())

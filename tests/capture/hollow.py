@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytensor
 
-from dnnops.capture.recorder import Captured
+from dnnops.capture.captured import Captured
 from dnnops.capture.schedule import schedule
-from dnnops.capture.vm import CapturingVM
+from dnnops.capture.vm import KEPT_BYTES, CapturingVM
 from dnnops.gpuarray import GpuArrayType
 from tests.gpuarray.graphs import rewritten
 
@@ -46,10 +46,10 @@ def captures(vm, monkeypatch):
 
     def capture(in_place: list[bool]) -> Captured:
         wanted.append(in_place)
-        nothing: Any = None
+        large: Any = SimpleNamespace(nbytes=KEPT_BYTES)
         own = zip(vm._argument_cells, in_place, strict=True)
         places = [(cell, cell[0].data.ptr) for cell, is_read in own if is_read]
-        captured = Captured(nothing, nothing, nothing, [], [], places)
+        captured = Captured([], large, large, [], [], places)
         captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
         return captured
 

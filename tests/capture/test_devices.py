@@ -11,9 +11,10 @@ import numpy as np
 import pytensor
 import pytest
 
-from dnnops.capture.recorder import Captured
+from dnnops.capture.budget import FREE_CAPTURES
+from dnnops.capture.captured import Captured
 from dnnops.capture.schedule import schedule
-from dnnops.capture.vm import FREE_CAPTURES, ORDINARY_CALLS, CapturingVM
+from dnnops.capture.vm import ORDINARY_CALLS, CapturingVM
 from dnnops.errors import DnnThreadError
 from dnnops.gpuarray import GpuArrayType
 from tests.capture.hollow import Nodes, captures, doubling
@@ -44,7 +45,7 @@ def test_graphs_are_captured_and_replayed_on_their_device(devices, monkeypatch):
         assert in_place == [True]
         ran.append(("capture", devices.current))
         nothing: Any = None
-        captured = Captured(nothing, nothing, nothing, [], [])
+        captured = Captured([], nothing, nothing, [], [])
 
         def run() -> list[Any]:
             ran.append(("launch", devices.current))
@@ -101,7 +102,7 @@ def test_calls_within_another_capture(devices, monkeypatch):
     def capture(in_place: list[bool]) -> Captured:
         ran.append("capture")
         nothing: Any = None
-        captured = Captured(nothing, nothing, nothing, [], [])
+        captured = Captured([], nothing, nothing, [], [])
         captured.replay = SimpleNamespace(run=list)  # type: ignore[assignment]
         return captured
 

@@ -20,7 +20,7 @@ from pytensor.tensor.type_other import make_slice
 
 from benchmarks import model_zoo
 from benchmarks.peers.models.dnnops_cpu import training_step
-from dnnops import nnet
+from dnnops import dnn, nnet
 from dnnops.capture.schedule import Role, schedule
 from dnnops.capture.vm import why_not_captured
 from dnnops.errors import DnnNotSupportedError
@@ -90,6 +90,56 @@ def test_starts_of_slices():
     x, i = device(None, 3), pt.lscalar()
     _, found = scheduled([x, i], [(x[i * 10 : (i + 1) * 10] * 2).transfer("cuda")])
     assert len(found.by_value) == len(found.numbers) == 1
+
+
+def between(inputs, outputs):
+    """Return the names of the nodes that run between graphs."""
+    roles, found = scheduled(inputs, outputs)
+    assert found.by_value == ()
+    return names(roles, Role.BETWEEN)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_lengths_and_seeds_of_recurrent_networks(dropout):
+    """Of a constant length and seed, cuDNN's calls can be repeated."""
+    block = nnet.RNNBlock("float32", 8, 2, "gru", dropout=dropout)
+    arrays = [device(None), device(None, None, None), device(2, None, 8)]
+    w, x, state = map(host_from_gpu, arrays)
+    lengths, seed = pt.lvector(), pt.lscalar()
+    for more in ({"lengths": lengths}, {"seed": seed}, {"lengths": lengths, "seed": seed}, {}):
+        own = {"seed": 3} | more if dropout else more
+        y = block.apply(w, x, state, **own)[0]
+        outputs = [z.transfer("cuda") for z in (y, pt.grad((y**2).sum(), w))]
+        inputs = [*arrays, *(z for z in more.values() if dropout or z is lengths)]
+        is_between = "lengths" in more or (dropout and "seed" in more)
+        wanted = ["GpuDnnRNNForward", "GpuDnnRNNBackward"] if is_between else []
+        assert between(inputs, outputs) == wanted
+
+
+def test_a_changing_epsilon_of_batch_normalization():
+    x, gamma, beta, epsilon = device(None, 8, None, None), device(8), device(8), pt.dscalar()
+    h, *parameters = map(host_from_gpu, (x, gamma, beta))
+    out = nnet.batch_normalization_train(h, *parameters, "spatial", epsilon)[0]
+    outputs = [z.transfer("cuda") for z in (nnet.relu(out), pt.grad(out.sum(), h))]
+    found = between([x, gamma, beta, epsilon], outputs)
+    assert found == ["GpuDnnBatchNormActivation"]
+
+
+def test_labels_on_the_host_for_cudnns_ctc():
+    x, labels, lengths = device(None, None, None), pt.lmatrix(), pt.lvector()
+    cost = dnn.dnn_ctc(host_from_gpu(x), labels, lengths)
+    assert between([x, labels, lengths], [cost]) == ["GpuDnnCTC"]
+
+
+def test_labels_on_the_device_for_cudnns_ctc():
+    """cuDNN would need them on the host."""
+    x = device(None, None, None)
+    given = device(None, None, dtype="int64"), device(None, dtype="int64")
+    for labels, lengths in (given, map(host_from_gpu, given)):
+        cost = dnn.dnn_ctc(host_from_gpu(x), labels, lengths)
+        roles, _ = scheduled([x, *given], [cost])
+        assert names(roles, Role.DEVICE) == ["GpuCTC"]
+        assert set(roles.values()) <= {Role.DEVICE, Role.FIXED}
 
 
 def test_a_slice_as_an_operand():

@@ -96,6 +96,10 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
         ]
         return Apply(self, [moved[operand] for operand in self.operands], results)
 
+    def changing_operands(self, node: Apply) -> frozenset[int]:
+        """Return the index of the state of dropout."""
+        return frozenset(range(len(node.inputs))).difference(device_arrays(node))
+
     def parameters(self) -> list[int]:
         scale, dropout = np.array([self.scale or 0.0, self.dropout]).view("int64").tolist()
         given = sum(1 << OPTIONAL.index(name) for name in self.optional)
