@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from pytensor.graph.fg import FunctionGraph
 
+from dnnops.capture.budget import KEPT_SIGNATURES, Budget
 from dnnops.capture.captured import Captured
 from dnnops.capture.recorder import Recorder
 from dnnops.capture.schedule import Role, Schedule, schedule
@@ -24,12 +25,8 @@ _log = logging.getLogger(__name__)
 
 #: Calls with equal shapes that run node by node first. They select plans and compile kernels.
 ORDINARY_CALLS = 2
-#: Number of graphs that a function keeps.
-KEPT_GRAPHS = 4
-#: Number of different shapes that a function counts.
-KEPT_SIGNATURES = 64
-#: A capture takes as long as some calls. A function whose arrays or values keep changing stops.
-FREE_CAPTURES, REPLAYS_PER_CAPTURE = 8, 20
+#: Numbers of graphs that a function keeps: at least, and at most if they take few bytes in all.
+KEPT_GRAPHS, MOST_GRAPHS, KEPT_BYTES = 4, 64, 1 << 28
 
 
 class CapturingVM:
@@ -52,7 +49,7 @@ class CapturingVM:
     Attributes
     ----------
     reason : str
-        Why the function is no longer captured; empty if it is.
+        Why the last call was not captured; empty if it was, or if its shapes were new.
     captures, replays : int
         Numbers of graphs made and launched.
     """
@@ -60,10 +57,11 @@ class CapturingVM:
     def __init__(self, vm: Any, fgraph: FunctionGraph, roles: Schedule, required: bool):
         self.vm = vm
         self.reason = ""
+        self._has_failed = False
         self.captures = self.replays = 0
         self._required = required
         self._running = Lock()
-        self._device = roles.device
+        self._device, self._by_value = roles.device, roles.by_value
         self._recorder = recorder = Recorder(vm, fgraph, roles)
         storage = vm.storage_map
         self._shared_cells = [storage[x] for x in recorder.shared]
@@ -76,6 +74,7 @@ class CapturingVM:
         self._before = recorder.thunks(Role.BEFORE)
         self._after = recorder.thunks(Role.AFTER)
         self._value_cells = [storage[x] for x in roles.by_value]
+        self._budget = Budget()
         self._output_cells = [storage[z] for z in fgraph.outputs]
         self._is_computed = [z.owner is not None for z in fgraph.outputs]
         updates: dict[Any, Any] = fgraph.update_mapping or {}
@@ -99,13 +98,13 @@ class CapturingVM:
     @property
     def graph_bytes(self) -> int:
         """Device memory of the graphs, beside the arrays of shared variables."""
-        return sum(x.pool.nbytes + x.upload_pool.nbytes for x in self._graphs.values())
+        return sum(captured.nbytes for captured in self._graphs.values())
 
     # -- calls -----------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.__dict__.pop("position_of_error", None)
-        if self.reason or args or kwargs:
+        if self._has_failed or args or kwargs:
             return self.vm(*args, **kwargs)
         if not self._running.acquire(blocking=False):
             raise DnnThreadError(
@@ -127,6 +126,7 @@ class CapturingVM:
         if calls < ORDINARY_CALLS:
             if len(self._seen) >= KEPT_SIGNATURES:
                 self._seen.clear()
+                self._budget.forget()
             self._seen[signature] = calls + 1, self._common(addresses)
             return self.vm()
         if is_current(self._device):
@@ -148,9 +148,12 @@ class CapturingVM:
         for position, thunk in self._before:
             self._run(position, thunk)
         key = (signature, tuple([np.asarray(cell[0]).tobytes() for cell in self._value_cells]))
-        captured = self._found(key, last) or self._captured(key)
+        captured = self._found(key, last)
+        if captured is None and self._may_capture(key):
+            captured = self._captured(key)
         if captured is None:
             return self._run_rest()
+        self.reason = ""
         self._last = captured, signature[0]
         return self._replay(captured)
 
@@ -171,6 +174,7 @@ class CapturingVM:
         if shapes not in self._shapes and len(self._shapes) >= KEPT_SIGNATURES:
             self._shapes.clear()
             self._seen.clear()
+            self._budget.forget()
             self._forget()
         return self._shapes.setdefault(shapes, len(self._shapes))
 
@@ -253,12 +257,6 @@ class CapturingVM:
     def _captured(self, key: Any) -> Captured | None:
         """Capture the work of this call without running it; return None if that fails."""
         try:
-            if (
-                not self._required
-                and self.captures - self._moves
-                >= FREE_CAPTURES + self.replays // REPLAYS_PER_CAPTURE
-            ):
-                raise DnnNotSupportedError("its arrays or values keep changing")
             # Arguments that a caller keeps in one place are not copied.
             calls, addresses = self._seen[key[0]]
             addresses = self._common(addresses)
@@ -267,8 +265,8 @@ class CapturingVM:
         except Exception as error:
             self._recorder.free_all(keep=Role.BEFORE)
             self._forget()
-            self.reason = str(error).split("\n", 1)[0]
-            _report(self.reason)
+            self._has_failed = True
+            self._set_reason(str(error).split("\n", 1)[0])
             if self._required:
                 raise DnnNotSupportedError(
                     f"dnn.cuda_graph=True, but the function cannot be captured: {error}"
@@ -279,9 +277,37 @@ class CapturingVM:
             raise
         self.captures += 1
         self._graphs[key] = captured
-        while len(self._graphs) > KEPT_GRAPHS:
+        while len(self._graphs) > KEPT_GRAPHS and (
+            len(self._graphs) > MOST_GRAPHS or self.graph_bytes > KEPT_BYTES
+        ):
             self._graphs.popitem(last=False)
         return captured
+
+    def _may_capture(self, key: Any) -> bool:
+        """Return whether to capture a call; otherwise note why not."""
+        if self._required or self._budget.allows(key, self.captures - self._moves, self.replays):
+            return True
+        self._set_reason(self._why_new() if self._by_value else "its arrays keep changing")
+        return False
+
+    def _why_new(self) -> str:
+        """Return why a graph is valid for some values only, and what to do about it."""
+        x = self._by_value[0]
+        reader = next(
+            node
+            for node, _, role in self._recorder.steps
+            if role is Role.DEVICE and x in node.inputs
+        )
+        return (
+            f"the shape of a result of {reader} depends on the value of {x}, which keeps changing."
+            " Only values that come again are captured. Let shapes stay the same, for example with"
+            " a mask instead of a slice that grows"
+        )
+
+    def _set_reason(self, reason: str) -> None:
+        if self.reason != reason:
+            self.reason = reason
+            _report(reason)
 
 
 def capturing(vm: Any, fgraph: FunctionGraph) -> Any:

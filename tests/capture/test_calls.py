@@ -10,17 +10,16 @@ import numpy as np
 import pytensor
 import pytest
 
-from dnnops.capture.graph import recorded
-from dnnops.capture.recorder import Captured
-from dnnops.capture.schedule import schedule
-from dnnops.capture.vm import (
+from dnnops.capture.budget import (
+    FIRST_WAIT,
     FREE_CAPTURES,
-    KEPT_GRAPHS,
     KEPT_SIGNATURES,
-    ORDINARY_CALLS,
     REPLAYS_PER_CAPTURE,
-    CapturingVM,
 )
+from dnnops.capture.captured import Captured
+from dnnops.capture.graph import recorded
+from dnnops.capture.schedule import schedule
+from dnnops.capture.vm import KEPT_GRAPHS, MOST_GRAPHS, ORDINARY_CALLS, CapturingVM
 from dnnops.errors import DnnError, DnnNotSupportedError
 from dnnops.gpuarray import GpuArrayType
 from tests.capture.hollow import Nodes, captures, doubling
@@ -91,8 +90,21 @@ def test_the_graph_that_was_not_launched_for_longest_is_released(called):
     assert called.vm.captures == made + 1
 
 
+def test_graphs_that_take_little_memory_are_kept(devices, monkeypatch):
+    monkeypatch.setattr("tests.capture.hollow.KEPT_BYTES", 1)
+    vm = doubling(devices)
+    captures(vm, monkeypatch)
+    (cell,) = vm._argument_cells
+    for size in range(MOST_GRAPHS + 1):
+        with devices.used(1):
+            cell[0] = devices.array(np.zeros(size))
+        for _ in range(ORDINARY_CALLS + 1):
+            vm()
+    assert (len(vm._graphs), vm.graph_bytes) == (MOST_GRAPHS, 2 * MOST_GRAPHS)
+
+
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_function_that_keeps_being_captured_stops(called, missing):
+def test_a_function_that_keeps_being_captured_waits(called, missing):
     """Each capture beyond the free ones needs some replays before it."""
     called.vm._required = False
     for size in range(FREE_CAPTURES):
@@ -103,10 +115,22 @@ def test_a_function_that_keeps_being_captured_stops(called, missing):
     assert bool(called.vm.reason) == bool(missing)
     called(FREE_CAPTURES + 1, ORDINARY_CALLS + 1)
     assert called.vm.captures == FREE_CAPTURES + 1 - missing
-    assert called.vm.reason == "its arrays or values keep changing"
+    assert called.vm.reason == "its arrays keep changing"
     replays = called.vm.replays
     called(FREE_CAPTURES - 1, 5)
-    assert called.vm.replays == replays
+    assert called.vm.replays == replays + 5
+    assert called.vm.reason == ""
+
+
+def test_captures_wait_for_twice_as_many_calls_each_time(called):
+    called.vm._required = False
+    made = []
+    for size in range(2, 5 * FIRST_WAIT):
+        called(size, ORDINARY_CALLS + 1)
+        made.append(called.vm.captures)
+    assert made[FREE_CAPTURES - 1] == made[FREE_CAPTURES] == FREE_CAPTURES
+    assert made[FREE_CAPTURES + FIRST_WAIT] == FREE_CAPTURES + 1
+    assert made[-1] == FREE_CAPTURES + 3
 
 
 def test_a_required_capture_never_stops(called):
@@ -163,7 +187,7 @@ def test_what_a_replay_gives_back(devices, monkeypatch):
 
     def capture(in_place: list[bool]) -> Captured:
         nothing: Any = None
-        captured = Captured(nothing, nothing, nothing, [], [])
+        captured = Captured([], nothing, nothing, [], [])
         captured.results, captured.on_host = [(result, 7)], [1]
         captured.updates, captured.written = [(updated, 1)], [released, host]
         captured.replay = SimpleNamespace(run=lambda: ["array", None])  # type: ignore[assignment]
