@@ -91,7 +91,7 @@ if _gpu := gpu_of_worker(os.environ):
 # Before any test imports PyTensor, so that PyTensor knows the flags of dnnops.
 import dnnops  # noqa: E402, F401
 from dnnops.errors import DnnError  # noqa: E402
-from tests import configurations_run, needs, skips  # noqa: E402
+from tests import configurations_run, drawing, needs, skips  # noqa: E402
 from tests.precompiled import precompiled  # noqa: E402
 from tests.shared_modules import share_modules  # noqa: E402
 from tests.stored_plans import no_stored_plans  # noqa: E402, F401
@@ -212,6 +212,7 @@ if _folder := os.environ.get(configurations_run.FOLDER):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     skips.add_option(parser)
+    drawing.add_option(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -245,6 +246,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid}\n{report.longreprtext[-REPORT_CHARACTERS:]}", flush=True)
 
 
+# After pytest has deselected tests by their markers and names.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skips.keep_skipped(config, items)
     needs.mark_missing(items)
+    drawing.keep_drawn(config, items)
