@@ -167,7 +167,8 @@ class CallSteps(SphinxDirective):
 class ExampleOutput(SphinxDirective):
     """The output of ``examples/NAME``, or an error if it fails.
 
-    With ``:elide:``, the parameters of Ops are shortened to an ellipsis.
+    With ``:elide:``, the parameters of Ops are shortened to an ellipsis. The whole output becomes a
+    file in the folder ``DNNOPS_EXAMPLE_OUTPUTS``, if this variable is set.
     """
 
     required_arguments = 1
@@ -187,6 +188,8 @@ class ExampleOutput(SphinxDirective):
         if done.returncode != 0:
             raise self.error(f"{path} failed:\n{done.stderr}")
         text = done.stdout
+        if folder := os.environ.get("DNNOPS_EXAMPLE_OUTPUTS"):
+            Path(folder, f"{self.arguments[0]}.txt").write_text(text, encoding="utf-8")
         if "elide" in self.options:
             text = re.sub(r"\{[^}]*\}", "{…}", text)
         block = nodes.literal_block(text, text)
