@@ -36,7 +36,7 @@ run = $(VENV)/bin/python -m
 pytest = $(run) pytest -n 2 --dist worksteal
 
 .PHONY: help demo test test-slow sources test-lasagne test-keras test-theano test-tutorials given-tutorials test-gpu \
-  gpu-record doctor docs lint dist clean
+  gpu-record doctor docs lint dist venv clean
 help:
 	@echo "make demo       train a small network on handwritten digits (DEMO_FLAGS='--device cpu')"
 	@echo "make test       run the tests, except the slow ones (PYTEST_FLAGS='-k conv')"
@@ -47,6 +47,7 @@ help:
 	@echo "make test-tutorials  run the Deep Learning Tutorials (TUTORIALS=path/to/code)"
 	@echo "make test-gpu   run the tests that need a GPU"
 	@echo "make gpu-record run the GPU tests and write docs/gpu_record.json"
+	@echo "make venv       create .venv with the extras in EXTRAS, and with make test's and make demo's"
 	@echo "make doctor     show which libraries were found and which are missing"
 	@echo "make docs       build the documentation into docs/_build/html"
 	@echo "make lint       check style, types and imports"
@@ -101,6 +102,8 @@ test-gpu: $(call installed,test demo)
 
 gpu-record: $(call installed,test demo)
 	@$(run) tests.gpu_record $(RECORD_FLAGS)
+
+venv: $(call installed,test demo)
 
 doctor: $(call installed,demo)
 	@$(run) dnnops doctor
