@@ -23,7 +23,9 @@ from tests.needs import of_dtypes
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, SEED, repeat_command
 
 GPU_MODE = pytensor.compile.get_mode("CVM").including("gpu")
-KERNELS = dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "cross_entropy_launch")
+KERNELS = dict.fromkeys(
+    ("cross_entropy", "cross_entropy_grad", "cross_entropy_grad_of_one"), "cross_entropy_launch"
+)
 #: Numbers of threads that share a row, with the labels' dtype.
 LANES = {1: "int64", 8: "int32", 256: "int64"}
 
@@ -52,7 +54,10 @@ class Case:
         self.classes = int(rng.choice([1, 2, 3, 10, several, int(rng.integers(1, largest))]))
         self.every_row = bool(rng.integers(2))
         count = self.rows if self.every_row else int(rng.integers(0, self.rows + 1))
-        one = self.every_row and self.rows and rng.integers(4) == 0
+        self.is_shared = self.every_row and rng.integers(4) == 0
+        if self.is_shared:  # one row is read at any number of labels
+            self.rows, count = 1, int(rng.choice([0, 2, 3, 40, 700]))
+        one = self.every_row and self.rows and not self.is_shared and rng.integers(4) == 0
         self.count = count
         self.x = rounded(rng.standard_normal((self.rows, self.classes)) * rng.choice([1, 8]), dtype)
         if self.x.size and rng.integers(5) == 0:
@@ -121,18 +126,22 @@ def test_kernels_on_the_host(tmp_path, dtype):
             "classes": case.classes,
             "count": case.count,
             "label_step": int(case.labels.size == case.count),
+            "row_step": int(not case.is_shared),
             "g_step": int(case.g.size != 1),
             "number": 3,
             "by_words": case.classes * x.itemsize % 16 == 0 and x.ctypes.data % 16 == 0,
         }
-        for kernel, result, rows in (
-            ("cross_entropy", costs, case.count),
-            ("cross_entropy_grad", gradient, case.rows),
+        of_rows = 256 // lanes
+        backward = ("cross_entropy_grad", gradient, -(-case.rows // of_rows))
+        if case.is_shared:
+            backward = ("cross_entropy_grad_of_one", gradient, case.classes)
+        for kernel, result, blocks in (
+            ("cross_entropy", costs, -(-case.count // of_rows)),
+            backward,
         ):
             launch = launch_struct(
                 x=x, labels=case.labels, g=g, statistics=statistics, result=result, **common
             )
-            blocks = -(-rows // (256 // lanes))
             assert getattr(library, f"run_{kernel}")(launch, blocks, 256, number) == 0
         words = f"{dtype}, {lanes} lanes: {repeat_command()}"
         found = (values(costs, costs_dtype), statistics, values(gradient, dtype))
@@ -149,7 +158,7 @@ def test_labels_out_of_bounds_on_the_host(tmp_path):
         costs, statistics = np.zeros(4, "float32"), np.zeros((4, 2), "float32")
         launch = launch_struct(
             x=x, labels=labels, g=x, statistics=statistics, result=costs, flag=flag,
-            rows=4, classes=3, count=4, label_step=1, g_step=1, number=5, by_words=0,
+            rows=4, classes=3, count=4, label_step=1, row_step=1, g_step=1, number=5, by_words=0,
         )  # fmt: skip
         library.run_cross_entropy(launch, 1, 256, 0)
         assert flag[0] == 5
@@ -168,11 +177,17 @@ def test_gpu_compiler():
 @pytest.mark.needs("cudnn")
 def test_shapes():
     x = device_tensor((6, 9), "float16")
-    for every_row, labels, count in ((True, 6, 6), (True, 1, 6), (False, 4, 4)):
+    one = device_tensor((1, 9), "float16")
+    for every_row, given, labels, count in (
+        (True, x, 6, 6),
+        (True, x, 1, 6),
+        (False, x, 4, 4),
+        (True, one, 4, 4),
+    ):
         found = call(
             "dnnops_cudnn_cross_entropy_shape",
             GpuCrossEntropy(every_row, every_row),
-            [x, device_tensor((labels,), "int64")],
+            [given, device_tensor((labels,), "int64")],
             [device_tensor(()), device_tensor(())],
         )
         assert [shape_of(t) for t in found] == [(count,), (count, 2)]

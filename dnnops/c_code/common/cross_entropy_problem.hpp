@@ -22,23 +22,21 @@ inline bool is_label(const dnnops_tensor &labels) {
 enum CrossEntropyRows : int64_t {
   LABELLED_ROWS = 0,  // as many leading rows as there are labels
   EVERY_ROW = 1,      // all rows, each with its own label
-  EVERY_ROW_OR_ONE_LABEL = 2,  // all rows, or one label for all of them, as when indexing by arange(rows)
+  EVERY_ROW_OR_ONE = 2,  // all rows, one label for all of them, or one row for all labels, as arange(rows) does
 };
 
-// `one_row_for_all` tells whether one row may then also have any number of labels.
-inline CrossEntropyProblem cross_entropy_problem(int64_t which, const dnnops_tensor &x, const dnnops_tensor &labels,
-                                                 bool one_row_for_all = false) {
+inline CrossEntropyProblem cross_entropy_problem(int64_t which, const dnnops_tensor &x, const dnnops_tensor &labels) {
   if (x.ndim != 2) fail(DNNOPS_TYPE_ERROR, "x has to be a matrix, got %lld dimensions", (long long)x.ndim);
   if (!is_label(labels)) fail(DNNOPS_TYPE_ERROR, "labels have to be an int32 or int64 vector");
   CrossEntropyProblem problem = {x.shape[0], x.shape[1], labels.shape[0], 0, 1, 1};
-  if (one_row_for_all && which == EVERY_ROW_OR_ONE_LABEL && problem.rows == 1) {
+  if (which == EVERY_ROW_OR_ONE && problem.rows == 1 && problem.labels != 1) {
     problem.count = problem.labels;
     problem.row_step = 0;
     return problem;
   }
   const bool every_row = which != LABELLED_ROWS;
   problem.count = every_row ? problem.rows : problem.labels;
-  if (which == EVERY_ROW_OR_ONE_LABEL && problem.labels == 1)
+  if (which == EVERY_ROW_OR_ONE && problem.labels == 1)
     problem.label_step = 0;
   else if (every_row && problem.labels != problem.rows)
     fail(DNNOPS_INDEX_ERROR, "%lld labels for %lld rows", (long long)problem.labels, (long long)problem.rows);
@@ -64,9 +62,9 @@ inline void cross_entropy_shapes(const CrossEntropyProblem &problem, const dnnop
 
 // Inputs: the gradient with respect to the costs, x, labels, statistics.
 inline CrossEntropyProblem cross_entropy_grad_problem(int64_t which, const dnnops_tensor *inputs,
-                                                      bool float32_costs = false, bool one_row_for_all = false) {
+                                                      bool float32_costs = false) {
   const dnnops_tensor &g = inputs[0], &x = inputs[1], &statistics = inputs[3];
-  const CrossEntropyProblem problem = cross_entropy_problem(which, x, inputs[2], one_row_for_all);
+  const CrossEntropyProblem problem = cross_entropy_problem(which, x, inputs[2]);
   const int64_t dtype = costs_dtype(x, float32_costs);
   if (g.ndim != 1 || g.dtype != dtype || (g.shape[0] != problem.count && g.shape[0] != 1))
     fail(DNNOPS_VALUE_ERROR, "g has to be a %s vector of %lld elements, or one", dtype_name(dtype),

@@ -57,8 +57,7 @@ class CrossEntropyBase(ExpandableOp, ExpressionOp):
         there may be more rows than labels, as with the index ``arange(labels.shape[0])``.
     one_for_all : bool
         Whether a single label may apply to all rows, and a single row to all labels, as with the
-        index ``arange(x.shape[0])``. Only used with `every_row`. On a GPU, a single row may have
-        only one label.
+        index ``arange(x.shape[0])``. Only used with `every_row`.
     """
 
     __props__: tuple[str, ...] = ("every_row", "one_for_all")

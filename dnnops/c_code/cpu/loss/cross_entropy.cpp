@@ -234,24 +234,24 @@ void check_dtype(const dnnops_tensor &x) {
 void shape(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0];
   check_dtype(x);
-  cross_entropy_shapes(cross_entropy_problem(call.params.rows, x, call.inputs[1], true), x, call.outputs);
+  cross_entropy_shapes(cross_entropy_problem(call.params.rows, x, call.inputs[1]), x, call.outputs);
 }
 
 void shape(const OpCall<GradParams> &call) {
   check_dtype(call.inputs[1]);
-  cross_entropy_grad_problem(call.params.rows, call.inputs, false, true);
+  cross_entropy_grad_problem(call.params.rows, call.inputs);
   set_output(call.outputs[0], call.inputs[1]);
 }
 
 void run(const OpCall<Params> &call) {
   const dnnops_tensor &x = call.inputs[0], &given = call.inputs[1];
-  const CrossEntropyProblem problem = cross_entropy_problem(call.params.rows, x, given, true);
+  const CrossEntropyProblem problem = cross_entropy_problem(call.params.rows, x, given);
   const Labels labels(given, problem);
   for_float_dtype(x.dtype, [&](auto zero) { forward<decltype(zero)>(problem, x, labels, call.outputs); });
 }
 
 void run(const OpCall<GradParams> &call) {
-  const CrossEntropyProblem problem = cross_entropy_grad_problem(call.params.rows, call.inputs, false, true);
+  const CrossEntropyProblem problem = cross_entropy_grad_problem(call.params.rows, call.inputs);
   const Labels labels(call.inputs[2], problem);
   for_float_dtype(call.inputs[1].dtype, [&](auto zero) {
     backward<decltype(zero)>(problem, call.inputs, labels, call.outputs[0]);

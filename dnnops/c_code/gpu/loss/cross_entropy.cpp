@@ -18,7 +18,7 @@ constexpr int64_t THREADS = 256;
 struct Launch {
   const void *x, *labels, *g;
   void *statistics, *result, *flag;
-  long long rows, classes, count, label_step, g_step, number, by_words;
+  long long rows, classes, count, label_step, row_step, g_step, number, by_words;
 };
 
 // Inputs: x, labels; outputs: costs, statistics. For the gradient: g, x, labels, statistics; the gradient
@@ -53,7 +53,13 @@ int64_t lanes_of(const CrossEntropyProblem &problem) {
   return lanes;
 }
 
+// Whether the kernel for a row that is read at many labels computes the gradient.
+bool is_of_one(const CrossEntropyParams &params, const CrossEntropyProblem &problem) {
+  return params.gradient && problem.row_step == 0;
+}
+
 int64_t blocks_of(const CrossEntropyParams &params, const CrossEntropyProblem &problem) {
+  if (is_of_one(params, problem)) return problem.classes;
   const int64_t rows = THREADS / lanes_of(problem);
   return ((params.gradient ? problem.rows : problem.count) + rows - 1) / rows;
 }
@@ -68,6 +74,7 @@ void prepare(CrossEntropyState &state, const CrossEntropyParams &params,
   state.launch.classes = problem.classes;
   state.launch.count = problem.count;
   state.launch.label_step = problem.label_step;
+  state.launch.row_step = problem.row_step;
   state.launch.g_step = params.gradient && inputs[0].shape[0] != 1;
   const int64_t blocks = blocks_of(params, problem);
   if (blocks > INT_MAX) fail(DNNOPS_NOT_SUPPORTED, "there are too many rows");
@@ -79,7 +86,10 @@ void prepare(CrossEntropyState &state, const CrossEntropyParams &params,
       state.launch.flag = flag.address;
       state.launch.number = flag.number;
     }
-    state.kernel = load_kernel(handle, "cross_entropy", params.gradient ? "cross_entropy_grad" : "cross_entropy",
+    const char *const name = is_of_one(params, problem) ? "cross_entropy_grad_of_one"
+                             : params.gradient          ? "cross_entropy_grad"
+                                                        : "cross_entropy";
+    state.kernel = load_kernel(handle, "cross_entropy", name,
                                "-DDTYPE=" + std::to_string(x.dtype) +
                                    " -DCOST_DTYPE=" + std::to_string(costs_dtype(x, params.float32_costs)) +
                                    " -DLABEL_BITS=" + std::to_string(8 * item_size(labels.dtype)) +

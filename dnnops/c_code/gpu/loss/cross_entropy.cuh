@@ -18,7 +18,7 @@ struct cross_entropy_launch {
   const void *x, *labels, *g;
   void *statistics, *result;  // the costs, or the gradient with respect to x
   void *flag;
-  long long rows, classes, count, label_step, g_step, number;
+  long long rows, classes, count, label_step, row_step, g_step, number;  // row_step: 0 if one row has all labels
   long long by_words;  // whether rows consist of words of 16 bytes
 };
 
@@ -70,7 +70,7 @@ KERNEL void __launch_bounds__(256) cross_entropy(const GRID_CONSTANT cross_entro
   wait_for_stream();
   const int thread = threadIdx.x, lane = thread % LANES;
   const long long row = (long long)blockIdx.x * ROWS + thread / LANES;
-  const Bits *x = static_cast<const Bits *>(launch.x) + row * launch.classes;
+  const Bits *x = static_cast<const Bits *>(launch.x) + row * launch.row_step * launch.classes;
   Exponentials own = {-(Acc)INFINITY, 0};
   if (row < launch.count) {
     if (launch.by_words) {
@@ -116,6 +116,29 @@ struct RowGradient {
     return from_acc(g * (i == label ? softmax - 1 : softmax));
   }
 };
+
+// The gradient with respect to a row that is read at many labels. A block computes an element: the sum over all labels,
+// which is added in the same order each time.
+KERNEL void __launch_bounds__(256) cross_entropy_grad_of_one(const GRID_CONSTANT cross_entropy_launch launch) {
+  __shared__ Acc sums[THREADS];
+  wait_for_stream();
+  const int thread = threadIdx.x;
+  const long long i = blockIdx.x;
+  const Acc *statistics = static_cast<const Acc *>(launch.statistics);
+  const Acc value = to_acc(static_cast<const Bits *>(launch.x)[i]);
+  const Acc softmax = launch.count ? exp(value - statistics[0] - statistics[1]) : 0;
+  Acc sum = 0;
+  for (long long row = thread; row < launch.count; row += THREADS) {
+    const Acc g = Cost::acc(static_cast<const Cost::Bits *>(launch.g)[row * launch.g_step]);
+    sum += g * (label_of(launch, row) == i ? softmax - 1 : softmax);
+  }
+  sums[thread] = sum;
+  for (int apart = THREADS / 2; apart; apart /= 2) {
+    __syncthreads();
+    if (thread < apart) sums[thread] += sums[thread + apart];
+  }
+  if (thread == 0) static_cast<Bits *>(launch.result)[i] = from_acc(sums[0]);
+}
 
 KERNEL void __launch_bounds__(256) cross_entropy_grad(const GRID_CONSTANT cross_entropy_launch launch) {
   wait_for_stream();
