@@ -86,6 +86,10 @@ def sum_to_mask(x: Any, mask: Any) -> Any:
         Array of the mask's shape and dtype.
     """
     axes = [axis for axis, size in enumerate(mask.type.shape) if size == 1]
-    x = x.sum(axis=axes, keepdims=True, dtype=mask.type.dtype)
+    if axes:
+        x = x.sum(axis=axes, keepdims=True)
     whole, _, spread = _split(x.shape, mask)
-    return reshaped(x, whole).sum(axis=spread) if spread else x
+    if spread:
+        x = reshaped(x, whole).sum(axis=spread)
+    # PyTensor's rewrites of sums of products fail if a sum also changes the dtype.
+    return pt.cast(x, mask.type.dtype)
