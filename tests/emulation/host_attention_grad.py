@@ -64,13 +64,12 @@ class HostGradient:
         form = data.form
         given = data.given
         assert form.dtype == self.sizes.dtype
-        arrays = [_laid_out(given[o], form) for o in ("query", "key", "value")]
-        arrays.append(_laid_out(data.gout, form))
+        arrays = [laid_out(given[o], form) for o in ("query", "key", "value")]
+        arrays.append(laid_out(data.gout, form))
         arrays += [
             np.full(a.shape, 0x7E00 if form.dtype == "float16" else 0x7FC0, np.uint16)
             for a in arrays[:3]
         ]
-        stats = data.expected()[1].astype(np.float32)
         mask = given.get("mask")
         width = 0
         if mask is not None:
@@ -79,7 +78,6 @@ class HostGradient:
         words: dict[str, Any] = {}
         for i, array in enumerate(arrays):
             words[f"array_{i}"] = array
-        words["stats"] = np.ascontiguousarray(stats)
         words["mask"] = mask if mask is not None else 0
         for name in ("query_lengths", "key_lengths"):
             words[name] = np.asarray(given[name], np.int64) if name in given else 0
@@ -90,7 +88,7 @@ class HostGradient:
             is_one = mask is None or mask.shape[axis] == 1
             words[f"mask_step_{axis}"] = 0 if is_one else mask.strides[axis]
         words["mask_width"] = width
-        words["vectors"] = sum(vectors * _moves_by_16_bytes(a) << i for i, a in enumerate(arrays))
+        words["vectors"] = sum(vectors * moves_by_16_bytes(a) << i for i, a in enumerate(arrays))
         n, heads, queries, depth = arrays[0].shape
         words |= {"heads": form.heads[1], "group": heads // form.heads[1]}
         words |= {"queries": queries, "keys": arrays[1].shape[2], "depth": depth}
@@ -102,7 +100,7 @@ class HostGradient:
         return [values(a.view(kind), form.dtype) for a in arrays[4:]]
 
 
-def _laid_out(array: np.ndarray, form: Form) -> np.ndarray:
+def laid_out(array: np.ndarray, form: Form) -> np.ndarray:
     """Return an array's bits with heads innermost, or as part of a wider array of NaN."""
     typed = bits(array, form.dtype).view(np.uint16)
     if form.layout == "heads_first":
@@ -113,7 +111,7 @@ def _laid_out(array: np.ndarray, form: Form) -> np.ndarray:
     return wide[..., :depth].transpose(0, 2, 1, 3)
 
 
-def _moves_by_16_bytes(array: np.ndarray) -> bool:
+def moves_by_16_bytes(array: np.ndarray) -> bool:
     steps = [s for s, n in zip(array.strides[:3], array.shape[:3], strict=True) if n > 1]
     return (
         array.ctypes.data % 16 == 0 and not any(s % 16 for s in steps) and array.shape[3] % 8 == 0

@@ -75,13 +75,14 @@ class HostTiles:
             _laid_out(x, form) for x in (given["query"], given["key"], given["value"], data.gout)
         )
         out, dquery, dkey, dvalue = (_filled_like(x) for x in (gout, query, key, value))
-        stats, delta = (np.full(out.shape[:3], np.nan, np.float32) for _ in range(2))
+        stats = np.full(out.shape[:3], np.nan, np.float32)
+        numbers = np.full((3, *stats.shape), np.nan, np.float32)
         arrays = [query, key, value, out, gout, dquery, dkey, dvalue]
         mask = given.get("mask")
         if mask is not None and mask.dtype != bool:
             mask = mask.astype(np.float32)
         words: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(arrays)}
-        words |= {"stats": stats, "delta": delta, "mask": 0 if mask is None else mask}
+        words |= {"stats": stats, "rows": numbers, "mask": 0 if mask is None else mask}
         for name in ("query_lengths", "key_lengths"):
             words[name] = np.asarray(given[name], np.int64) if name in given else 0
         for i, array in enumerate(arrays):

@@ -61,6 +61,8 @@ To bits_as(From from) {
   std::memcpy(&to, &from, sizeof to);
   return to;
 }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
 inline double __hiloint2double(int high, int low) {
@@ -328,6 +330,16 @@ T __shfl_xor_sync(unsigned, T value, int apart) {
   values[threadIdx.x] = value;
   __syncwarp();
   const T other = values[threadIdx.x ^ (unsigned)apart];
+  __syncwarp();
+  return other;
+}
+
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  static thread_local T values[1024];
+  values[threadIdx.x] = value;
+  __syncwarp();
+  const T other = values[threadIdx.x / 32 * 32 + (unsigned)lane % 32];
   __syncwarp();
   return other;
 }

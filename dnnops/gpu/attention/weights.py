@@ -25,7 +25,7 @@ from dnnops.gpuarray.products.blas import GpuBatchedDot
 from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.masks import spread_mask
-from dnnops.nnet.attention.op import Attention, AttentionGrad, largest_score
+from dnnops.nnet.attention.op import Attention, AttentionGrad, softmax_of_scores
 from dnnops.nnet.validate import merge_shapes, named_operands
 from dnnops.runtime.implementations import BuildContext, implements
 
@@ -140,17 +140,13 @@ class _GpuAttentionWeightsBase(CudnnOp):
         """Return the operands by name, on the device, and their dtype."""
         name = type(self).__name__
         given = named_operands(name, (*self.leading, *self.optional), inputs)
-        arrays = {o: given[o] for o in self.leading if o != "stats"}
+        arrays = {o: given[o] for o in self.leading}
         moved = dict(zip(arrays, device_operands(name, 4, **arrays), strict=True))
         scores = moved["scores"].type
-        expected = {"stats": (compute_dtype(scores.dtype), 3)}
-        expected |= {o: ("int64", rank) for o, rank in _RANKS.items()}
-        for operand in given:
-            if operand in moved:
-                continue
+        for operand in self.optional:
             x = moved[operand] = as_gpuarray_variable(given[operand], scores.device)
-            dtype, ndim = expected[operand]
-            wanted = ("bool", scores.dtype) if operand == "mask" else (dtype,)
+            ndim = _RANKS[operand]
+            wanted = ("bool", scores.dtype) if operand == "mask" else ("int64",)
             if x.type.dtype not in wanted or x.type.ndim != ndim:
                 raise DnnTypeError(
                     f"{name}: {operand} must have {ndim} dimensions and dtype"
@@ -199,15 +195,8 @@ class GpuAttentionWeights(_GpuAttentionWeightsBase):
         return Apply(self, list(operands.values()), [scores(), stats()])
 
     def host_expressions(self, *inputs: Any) -> list[Any]:
-        scores = self._scores(inputs)
-        largest = largest_score(scores)
-        largest = pt.switch(pt.isneginf(largest), pt.zeros_like(largest), largest)
-        weights = pt.exp(scores - largest)
-        total = weights.sum(axis=3, keepdims=True)
-        safe = pt.switch(total > 0, total, pt.ones_like(total))
-        none = np.asarray(-np.inf, total.type.dtype)
-        stats = pt.switch(total > 0, pt.log(safe) + largest, none)
-        return [weights / safe, stats[:, :, :, 0]]
+        weights, stats = softmax_of_scores(self._scores(inputs))
+        return [weights, stats[:, :, :, 0]]
 
     @classmethod
     def build(cls, op: Any, inputs: list[Any], context: BuildContext) -> list[Variable] | None:
@@ -223,13 +212,13 @@ class GpuAttentionWeights(_GpuAttentionWeightsBase):
 
 @implements(AttentionGrad, on=GPU_PRODUCTS, operands=device_arrays)
 class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
-    """Gradient of `GpuAttentionWeights`, called as ``op(scores, by_weights, stats, ...)``.
+    """Gradient of `GpuAttentionWeights`, called as ``op(scores, by_weights, ...)``.
 
     `by_weights` is the gradient with respect to the weights. Returns the weights and the gradient
     with respect to the scores. See the base class for the parameters.
     """
 
-    leading = ("scores", "by_weights", "stats")
+    leading = ("scores", "by_weights")
     is_gradient = True
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -241,11 +230,10 @@ class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
         return Apply(self, list(operands.values()), results)
 
     def host_expressions(self, *inputs: Any) -> list[Any]:
-        scores, (_, by_weights, stats) = self._scores(inputs), inputs[:3]
-        stats = stats.dimshuffle(0, 1, 2, "x")
-        weights = pt.exp(scores - pt.switch(pt.isneginf(stats), pt.zeros_like(stats), stats))
+        by_weights = inputs[1]
+        weights, _ = softmax_of_scores(self._scores(inputs))
         inner = (weights * by_weights).sum(axis=3, keepdims=True)
-        scale = np.asarray(self.scale, scores.type.dtype)
+        scale = np.asarray(self.scale, by_weights.type.dtype)
         return [weights, weights * (by_weights - inner) * scale]
 
     @classmethod
@@ -258,7 +246,7 @@ class GpuAttentionWeightsGrad(_GpuAttentionWeightsBase):
         scores = _product(query, _transposed(key, context), context)
         by_weights = _product(gout, _transposed(named["value"], context), context)
         own = cls(arrays.scale, op.is_causal, arrays.optional)
-        node = own.make_node(scores, by_weights, named["stats"], *arrays.masks)
+        node = own.make_node(scores, by_weights, *arrays.masks)
         weights, by_scores = node.outputs
         return [
             _product(by_scores, key, context),

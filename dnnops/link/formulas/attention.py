@@ -123,11 +123,12 @@ def attention_gradient(lib: Any, op: Any, *operands: Any) -> tuple[Any, Any, Any
     """Compute the results of `AttentionGrad`."""
     given = dict(zip(op.operands, operands, strict=True))
     query, key, value, gout = (given[name] for name in ("query", "key", "value", "gout"))
-    scores, stats = _scores(lib, op, given), given["stats"][:, :, :, None]
-    weights = lib.exp(scores - _without_infinity(lib, stats))
-    shared = (gout * given["out"]).sum(axis=3, keepdims=True)
+    # Large statistics are too inaccurate; see AttentionGrad.
+    weights, _ = _softmax(lib, _scores(lib, op, given))
     by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
-    by_scores = _folded(weights * (_kept(lib, op, given, by_weights) - shared), key)
+    by_weights = _kept(lib, op, given, by_weights)
+    shared = (weights * by_weights).sum(axis=3, keepdims=True)
+    by_scores = _folded(weights * (by_weights - shared), key)
     scale = scale_of(op, query)
     dquery = _unfolded(by_scores @ key, query) * scale
     dkey = by_scores.swapaxes(2, 3) @ _folded(query * scale, key)

@@ -136,7 +136,13 @@ class AttentionBase(ExpandableOp, ExpressionOp):
         return [inferred[result] for result in self.results]
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
-        return [[x.type.dtype not in ("bool", "int64")] * len(self.results) for x in node.inputs]
+        # Derivatives of the gradient flow through the other operands, from which the output and the
+        # statistics were computed.
+        connected = [
+            operand not in ("out", "stats") and x.type.dtype not in ("bool", "int64")
+            for operand, x in zip(self.operands, node.inputs, strict=True)
+        ]
+        return [[is_one] * len(self.results) for is_one in connected]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
         given = dict(zip(self.operands, inputs, strict=True))
@@ -292,15 +298,8 @@ class Attention(AttentionBase):
     def _compute(self, *inputs: Any) -> list[Any]:
         given = dict(zip(self.operands, inputs, strict=True))
         value = given["value"]
-        scores, _ = self._scores(given)
-        library: Any = np if isinstance(scores, np.ndarray) else pt
-        # A fully masked row has no finite maximum; its weights become zeros.
-        largest = _without_infinity(library, largest_score(scores))
-        weights = library.exp(scores - largest)
-        total = weights.sum(axis=3, keepdims=True)
-        safe = library.where(total > 0, total, _number(1, total))
-        stats = library.where(total > 0, library.log(safe) + largest, _number(-np.inf, total))
-        weights = self._kept(given, weights / safe)
+        weights, stats = softmax_of_scores(self._scores(given)[0])
+        weights = self._kept(given, weights)
         out = _unfolded(_folded(weights, value) @ value, given["query"])
         return [out, stats[:, :, :, 0]]
 
@@ -310,6 +309,7 @@ class AttentionGrad(AttentionBase):
 
     In ``AttentionGrad(scale, is_causal, optional, dropout)(query, ..., out, stats, gout)``, `out`
     and `stats` are the results of `Attention`, and `gout` is the gradient with respect to `out`.
+    `out` and `stats` save time in some libraries; the others compute the weights from the scores.
     See `AttentionBase` for the parameters.
     """
 
@@ -330,15 +330,14 @@ class AttentionGrad(AttentionBase):
 
     def _weights_and_gradients(self, inputs: Any) -> tuple[Any, Any, Any]:
         given = dict(zip(self.operands, inputs, strict=True))
-        value = given["value"]
+        value, gout = given["value"], given["gout"]
         scores, scale = self._scores(given)
-        library: Any = np if isinstance(scores, np.ndarray) else pt
-        stats, gout = given["stats"][:, :, :, None], given["gout"]
-        # Masked scores stay minus infinity: any number would overflow where the others are lower.
-        weights = library.exp(scores - _without_infinity(library, stats))
-        shared = (gout * given["out"]).sum(axis=3, keepdims=True)
+        # Large statistics are too inaccurate: from 1e9 on, float32 numbers are 64 apart, so that
+        # exponentials of differences from them would overflow.
+        weights, _ = softmax_of_scores(scores)
         by_weights = _unfolded(_folded(gout, value) @ value.swapaxes(2, 3), gout)
         by_weights = self._kept(given, by_weights)
+        shared = (weights * by_weights).sum(axis=3, keepdims=True)
         return weights, weights * (by_weights - shared), scale
 
     def _compute(self, *inputs: Any) -> list[Any]:
@@ -351,6 +350,20 @@ class AttentionGrad(AttentionBase):
         weights = self._kept(given, weights)
         dvalue = _folded(weights, key).swapaxes(2, 3) @ _folded(given["gout"], key)
         return [dquery, dkey, dvalue]
+
+
+def softmax_of_scores(scores: Any) -> tuple[Any, Any]:
+    """Return the softmax of scores, and the logarithms of the sums of their exponentials.
+
+    The weights of a query that sees no key are zeros.
+    """
+    library: Any = np if isinstance(scores, np.ndarray) else pt
+    largest = _without_infinity(library, _largest_score(scores))
+    weights = library.exp(scores - largest)
+    total = weights.sum(axis=3, keepdims=True)
+    safe = library.where(total > 0, total, _number(1, total))
+    stats = library.where(total > 0, library.log(safe) + largest, _number(-np.inf, total))
+    return weights / safe, stats
 
 
 def _folded(x: Any, key: Any) -> Any:
@@ -376,7 +389,7 @@ def _heads(x: Any) -> int | None:
     return x.shape[1] if isinstance(x, np.ndarray) else x.type.shape[1]
 
 
-def largest_score(scores: Any) -> Any:
+def _largest_score(scores: Any) -> Any:
     """Return the largest score of each query, or minus infinity if there are no keys."""
     if isinstance(scores, np.ndarray):
         return scores.max(axis=3, keepdims=True, initial=-np.inf)

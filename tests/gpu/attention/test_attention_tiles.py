@@ -212,7 +212,7 @@ def test_variants_fit_each_device():
 def shared_bytes(kernel: str, tiles: Tiles) -> int:
     numbers = tiles.depth + tiles.value_depth
     own = 0 if tiles.hold else tiles.depth if kernel == "out" else numbers
-    more = 2 if kernel == "dkey" else 0
+    more = 3 if kernel == "dkey" else 0
     return 4 * (tiles.stages * tiles.columns * (numbers + more) + tiles.rows * own)
 
 

@@ -256,7 +256,7 @@ def test_shapes():
         with pytest.raises(DnnValueError, match=words):
             call(name, GpuAttentionWeights(optional=[operand]), [scores, wrong], [scores, scores])
     with pytest.raises(DnnValueError, match="gradient with respect to the weights"):
-        call(name, GpuAttentionWeightsGrad(), [scores, mask, stats], [scores, scores])
+        call(name, GpuAttentionWeightsGrad(), [scores, mask], [scores, scores])
 
 
 def test_bad_operands():
@@ -265,7 +265,7 @@ def test_bad_operands():
         GpuAttentionWeights(optional=["key_lengths"])(scores, lengths)
     with pytest.raises(DnnTypeError, match="mask must have 4 dimensions"):
         GpuAttentionWeights(optional=["mask"])(scores, GpuArrayType("bool", (None,))())
-    with pytest.raises(DnnTypeError, match="expected the operands scores, by_weights, stats"):
+    with pytest.raises(DnnTypeError, match="expected the operands scores, by_weights"):
         GpuAttentionWeightsGrad()(scores)
     with pytest.raises(DnnTypeError, match="scale"):
         GpuAttentionWeights(scale="half")
@@ -342,7 +342,7 @@ def test_random(dtype):
         poison()
         weights, stats = apply_all(GpuAttentionWeights(**params), scores, *optional)
         op = GpuAttentionWeightsGrad(**params, inplace=bool(number % 2))
-        again, by_scores = apply_all(op, scores, given, stats, *optional)
+        again, by_scores = apply_all(op, scores, given, *optional)
         case.check(*map(host, (weights, stats, by_scores, again)), words=f"number {number}")
 
 

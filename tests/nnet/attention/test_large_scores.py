@@ -10,7 +10,8 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.nnet import scaled_dot_product_attention
-from tests.oracle import PERFORM_MODE
+from tests.nnet.attention.large_scores import error_of, exact_operands
+from tests.oracle import PERFORM_MODE, SEED, repeat_command
 
 OFFSETS = (-1e5, -1000.0, -125.0, -20.0, 125.0, 1e5)
 
@@ -78,3 +79,86 @@ def test_other_linkers(mode):
     for offset in (-1e5, -1000.0, 1000.0):
         for x, y in zip(function(*operands(offset)), reference(*operands(offset)), strict=True):
             np.testing.assert_allclose(np.asarray(x), y, atol=1e-7)
+
+
+# -- up to the limits of the dtype ---------------------------------------------------------
+
+#: The scale of the scores, which rounds nothing.
+SCALE = 0.25
+
+
+def exact_gradients(dtype):
+    """Return variables for the operands, an added mask and the output's gradient, and results."""
+    *arrays, mask, gout = (pt.tensor(dtype=dtype, shape=(None,) * 4) for _ in range(5))
+    out = scaled_dot_product_attention(*arrays, mask, scale=SCALE)
+    first = pytensor.grad(None, arrays, known_grads={out: gout})
+    return [*arrays, mask, gout], [out, *first]
+
+
+def exact_cases(dtype, count):
+    for seed in range(count):
+        rng = np.random.default_rng([SEED, seed])
+        shapes = ((2, 2, 5, 4), (2, 2, 9, 4), (2, 2, 9, 3), (2, 1, 5, 9), (2, 2, 5, 3))
+        query, key, value, mask, gout = (rng.standard_normal(s) for s in shapes)
+        exact_operands(rng, query, key, mask, dtype)
+        mask[rng.random(mask.shape) < 0.3] = -np.inf
+        yield [np.asarray(x, dtype) for x in (query, key, value, mask, gout)]
+
+
+def assert_exact(function, reference, dtype, cases):
+    unit = float(np.finfo(dtype).eps)
+    for given in cases:
+        names = ("query", "key", "value", "mask", "gout")
+        wide = dict(zip(names, (x.astype("float64") for x in given), strict=True))
+        found, wanted = function(*given), reference(*wide.values())
+        for name, x, y in zip(("out", "dquery", "dkey", "dvalue"), found, wanted, strict=True):
+            error = error_of(name, np.asarray(x), y, wide, SCALE, 16 * unit, 4 * unit)
+            assert error <= 1, (name, error, repeat_command())
+
+
+def test_reference_of_exact_scores():
+    """Keys with the largest score share the weight equally."""
+    function = pytensor.function(*exact_gradients("float64"), mode=PERFORM_MODE)
+    for given in exact_cases("float64", 20):
+        query, key, value, mask, gout = given
+        scores = SCALE * query @ key.swapaxes(2, 3) + mask
+        largest = scores.max(axis=3, keepdims=True)
+        weights = ((scores == largest) & (largest > -np.inf)).astype("float64")
+        weights /= np.maximum(weights.sum(axis=3, keepdims=True), 1)
+        by_weights = gout @ value.swapaxes(2, 3)
+        by_scores = weights * (by_weights - (weights * by_weights).sum(axis=3, keepdims=True))
+        wanted = [weights @ value, SCALE * by_scores @ key]
+        wanted += [SCALE * by_scores.swapaxes(2, 3) @ query, weights.swapaxes(2, 3) @ gout]
+        for x, y in zip(function(*given), wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13 * max(1, np.abs(y).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exact_scores_in_the_library(dtype):
+    function = pytensor.function(*exact_gradients(dtype), mode="CVM")
+    assert any("OneDnnAttentionGrad" in str(n.op) for n in function.maker.fgraph.apply_nodes)
+    reference = pytensor.function(*exact_gradients("float64"), mode=PERFORM_MODE)
+    assert_exact(function, reference, dtype, exact_cases(dtype, 20))
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_exact_scores_in_numpy(dtype, written_out):
+    """Without a library, in one Op or as expressions; float16 is computed in float32."""
+    inputs, outputs = exact_gradients(dtype)
+    if written_out:
+        (node,) = {x.owner for x in outputs[1:]}
+        outputs[1:] = node.op.expressions(*node.inputs)
+    function = pytensor.function(inputs, outputs, mode=PERFORM_MODE)
+    reference = pytensor.function(*exact_gradients("float64"), mode=PERFORM_MODE)
+    cases = exact_cases(dtype, 10)
+    if dtype == "float16":  # otherwise, gradients would overflow
+        cases = ([*given[:4], given[4] * np.float16(2**-9)] for given in cases)
+    assert_exact(function, reference, dtype, cases)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("JAX", marks=pytest.mark.needs("jax"))])
+def test_exact_scores_in_other_linkers(mode):
+    function = pytensor.function(*exact_gradients("float64"), mode=mode)
+    reference = pytensor.function(*exact_gradients("float64"), mode=PERFORM_MODE)
+    assert_exact(function, reference, "float64", exact_cases("float64", 5))

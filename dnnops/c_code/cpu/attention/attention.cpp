@@ -152,8 +152,7 @@ void compute(const Params<true> &params, const dnnops_tensor *inputs, const dnno
   for (int i = 0; i < 3; ++i)
     std::fill_n(static_cast<T *>(outputs[i].data), element_count(outputs[i].shape, 4), T(0));
   if (problem.batch * problem.heads * queries * keys == 0) return;
-  const std::vector<Matrices<T>> in = matrices_of<T>({inputs, inputs + 1, inputs + 2, last_inputs, last_inputs + 2});
-  const dnnops_tensor &stats = last_inputs[1];
+  const std::vector<Matrices<T>> in = matrices_of<T>({inputs, inputs + 1, inputs + 2, last_inputs + 2});
   Failures failures;
 #pragma omp parallel
   {
@@ -172,28 +171,32 @@ void compute(const Params<true> &params, const dnnops_tensor *inputs, const dnno
             const int64_t end = std::min(seen, begin + kRows), rows = end - begin, count = problem.key_count(n, end);
             if (count == 0) continue;
             block_scores(product, problem, in[0], in[1], n, head, begin, end, count, weights);
-            const T *gout = in[4].at(n, head, begin);
-            const int64_t gout_leading = in[4].leading(width);
+            const T *gout = in[3].at(n, head, begin);
+            const int64_t gout_leading = in[3].leading(width);
             product('N', 'T', rows, count, width, 1, gout, gout_leading, in[2].at(n, shared), in[2].leading(width), 0,
                     slopes, count);
             for (int64_t i = 0; i < rows; ++i) {
-              const T *out_row = in[3].at(n, head, begin + i), *gout_row = in[4].at(n, head, begin + i);
-              const T logarithm = *reinterpret_cast<const T *>(
-                  static_cast<const char *>(stats.data) + n * stats.strides[0] + head * stats.strides[1] +
-                  (begin + i) * stats.strides[2]);
-              const T from = logarithm == problem.kHidden ? 0 : logarithm;
-              T common = 0, *row = weights + i * count, *slope = slopes + i * count;
-#pragma omp simd reduction(+ : common)
-              for (int64_t j = 0; j < width; ++j) common += out_row[j] * gout_row[j];
+              // The statistics are not used: large ones are too inaccurate.
+              T *row = weights + i * count, *slope = slopes + i * count;
+              T largest = largest_of(row, count), total = 0, common = 0;
+              if (largest == problem.kHidden) largest = 0;
               if (problem.dropout > 0) {
                 problem.drop(n, head, begin + i, count, slope);
                 const T scale = problem.kept_scale();
 #pragma omp simd
                 for (int64_t j = 0; j < count; ++j) slope[j] *= scale;
               }
+#pragma omp simd reduction(+ : total, common)
+              for (int64_t j = 0; j < count; ++j) {
+                row[j] = exponential(row[j] - largest);
+                total += row[j];
+                common += row[j] * slope[j];
+              }
+              const T inverse = total == 0 ? 0 : 1 / total;
+              common *= inverse;
 #pragma omp simd
               for (int64_t j = 0; j < count; ++j) {
-                row[j] = exponential(row[j] - from);
+                row[j] *= inverse;
                 slope[j] = row[j] * (slope[j] - common);
               }
               if (problem.dropout > 0) problem.drop(n, head, begin + i, count, row);

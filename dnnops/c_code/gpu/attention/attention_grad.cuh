@@ -169,6 +169,11 @@ DEVICE void store_rows(const Part &part, const AttentionGradParams &p, int array
   }
 }
 
+DEVICE float largest_of_warp(float value) {
+  UNROLL
+  for (int apart = 16; apart; apart /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, apart));
+  return value;
+}
 DEVICE float sum_of_warp(float value) {
   UNROLL
   for (int apart = 16; apart; apart /= 2) value += __shfl_xor_sync(0xffffffffu, value, apart);
@@ -176,34 +181,36 @@ DEVICE float sum_of_warp(float value) {
 }
 
 // Replaces a row of scores by weights, and their gradients with respect to weights by those with respect to scores.
+// Of the keys, the row sees at most the first `columns`. The statistics of large scores would be too inaccurate.
 DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradients, const char *mask, int row,
-                      int columns, float stats) {
+                      int columns) {
   constexpr int COUNT = (KEYS + 31) / 32;
   const int lane = threadIdx.x % 32;
-  float weights[COUNT], by_weights[COUNT], total = 0, products = 0;
+  float weights[COUNT], top = -INFINITY, total = 0, products = 0;
   UNROLL
   for (int i = 0; i < COUNT; ++i) {
     const int key = lane + 32 * i;
-    weights[i] = by_weights[i] = 0;
-    // A row that sees no key has no statistics.
-    if (key >= columns || (p.is_causal && key > row) || stats < -3e38f) continue;
-    float score = scores[key] * (float)p.scale;
+    weights[i] = -INFINITY;
+    if (key >= columns || (p.is_causal && key > row)) continue;
+    float score = rounded_product(scores[key], (float)p.scale);
     if (p.mask_width == 1) {
       if (!mask[key * p.mask_steps[3]]) continue;
     } else if (p.mask_width == 2) {
-      const float added = to_acc(*reinterpret_cast<const Bits *>(mask + key * p.mask_steps[3]));
-      if (added == -INFINITY) continue;
-      score += added;
+      score += to_acc(*reinterpret_cast<const Bits *>(mask + key * p.mask_steps[3]));
     }
-    // Large scores have large errors, and a weight is at most 1.
-    weights[i] = expf(fminf(score - stats, 0));
-    by_weights[i] = gradients[key];
+    weights[i] = score;
+    top = fmaxf(top, score);
+  }
+  top = largest_of_warp(top);
+  if (top == -INFINITY) top = 0;  // the row sees no key
+  UNROLL
+  for (int i = 0; i < COUNT; ++i) {
+    weights[i] = expf(weights[i] - top);
     total += weights[i];
-    products += weights[i] * by_weights[i];
+    if (weights[i] != 0) products += weights[i] * gradients[lane + 32 * i];
   }
   total = sum_of_warp(total);
   products = sum_of_warp(products);
-  // Statistics are rounded, so the weights may not sum to 1; the difference below would then not cancel.
   const float factor = total == 0 ? 0 : 1 / total, mean = products * factor;
   UNROLL
   for (int i = 0; i < COUNT; ++i) {
@@ -211,7 +218,7 @@ DEVICE void weigh_row(const AttentionGradParams &p, float *scores, float *gradie
     if (key >= KEYS) continue;
     const float weight = weights[i] * factor;
     scores[key] = weight;
-    gradients[key] = weight == 0 ? 0 : weight * (by_weights[i] - mean);
+    gradients[key] = weight == 0 ? 0 : weight * (gradients[key] - mean);
   }
 }
 
@@ -254,13 +261,10 @@ KERNEL void __launch_bounds__(THREADS) attention_grad(GRID_CONSTANT const Attent
         __syncthreads();
         for (int i = threadIdx.x / 32; i < QUERIES; i += WARPS) {
           const int row = first + i;
-          float stats = -INFINITY;
           const char *mask = static_cast<const char *>(p.mask);
-          if (row < rows) {
-            stats = p.stats[((long long)n * heads * group + query_head) * queries + row];
-            if (mask) mask += n * p.mask_steps[0] + query_head * p.mask_steps[1] + row * p.mask_steps[2];
-          }
-          weigh_row(p, shared.weights + i * SCORE_PITCH, shared.gradients + i * SCORE_PITCH, mask, row, columns, stats);
+          if (mask && row < rows) mask += n * p.mask_steps[0] + query_head * p.mask_steps[1] + row * p.mask_steps[2];
+          weigh_row(p, shared.weights + i * SCORE_PITCH, shared.gradients + i * SCORE_PITCH, mask, row,
+                    row < rows ? columns : 0);
         }
         __syncthreads();
         add_products<Share<QUERIES, DEPTH>, KEYS>(dquery, shared.gradients, SCORE_PITCH, 1, shared.key, PITCH);

@@ -102,7 +102,6 @@ void AttentionGradKernel::run(const AttentionCall &call, const dnnops_tensor *re
     for (int axis = 0; axis < 3; ++axis) params.steps[i][axis] = arrays[i]->strides[axis] / item_size(call.dtype);
     if (has_vectors(*arrays[i])) params.vectors |= 1ll << i;
   }
-  params.stats = static_cast<const float *>(call.stats->data);
   if (call.mask) {
     params.mask = call.mask->data;
     params.mask_width = item_size(call.mask->dtype);

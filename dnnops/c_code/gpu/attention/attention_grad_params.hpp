@@ -7,7 +7,6 @@ enum AttentionGradArray { GRAD_QUERY, GRAD_KEY, GRAD_VALUE, GRAD_GOUT, GRAD_DQUE
 
 struct AttentionGradParams {
   void *arrays[GRAD_ARRAYS];  // of 16-bit elements, with a dense last axis
-  const float *stats;         // (batch, query heads, queries)
   const void *mask;           // null if there is none
   const long long *query_lengths, *key_lengths;  // null if all positions are valid
   long long steps[GRAD_ARRAYS][3];               // in elements, for batch, heads and rows

@@ -118,9 +118,9 @@ void run(const OpCall<TilesParams> &given) {
     state.out.run(params, handle.stream);
     return;
   }
-  const Workspace delta(*handle.arena, call.batch * call.query_heads * call.queries * sizeof(float));
+  const Workspace rows(*handle.arena, TILES_ROW_NUMBERS * call.batch * call.query_heads * call.queries * sizeof(float));
   params.stats = static_cast<float *>(call.stats->data);
-  params.delta = static_cast<float *>(delta.pointer());
+  params.rows = static_cast<float *>(rows.pointer());
   state.dquery.run(params, handle.stream);
   state.dkey.run(params, handle.stream);
 }

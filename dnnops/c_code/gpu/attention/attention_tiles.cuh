@@ -40,11 +40,13 @@ struct Operand {
 using Left = Operand<4>;
 using Right = Operand<2>;
 
-// Adds the products with a lower part, which are small.
+// Adds the products with a lower part, which are small: first that of `a`, or of `b`.
+template <bool A_FIRST = true>
 DEVICE void add_small_products(float *sums, const Left &a, const Right &b) {
 #if SPLIT
-  add_product(sums, a.low, b.high);
+  if (A_FIRST) add_product(sums, a.low, b.high);
   add_product(sums, a.high, b.low);
+  if (!A_FIRST) add_product(sums, a.low, b.high);
 #endif
 }
 DEVICE void add_products(float *sums, const Left &a, const Right &b) {
@@ -56,6 +58,17 @@ DEVICE void add_products(float *sums, const Left &a, const Right &b) {
 DEVICE int lane_row() { return (int)threadIdx.x % 32 / 4; }
 DEVICE int lane_quarter() { return (int)threadIdx.x % 4; }
 DEVICE int warp_row() { return (int)threadIdx.x / 32 * (16 * TILES); }
+
+// Whether a condition is true in any thread of the block. Uses a number of shared memory, which no thread may still read.
+DEVICE bool is_any(bool condition, float *shared) {
+  if (threadIdx.x == 0) *shared = 0;
+  __syncthreads();
+  if (condition) *shared = 1;
+  __syncthreads();
+  const bool is = *shared != 0;
+  __syncthreads();
+  return is;
+}
 
 // -- tiles in shared memory
 
@@ -192,8 +205,9 @@ DEVICE void clear(float (&sums)[TILES][N][4]) {
     for (int i = 0; i < 4 * N; ++i) sums[m][i / 4][i % 4] = 0;
 }
 
-// Sets `scores` to the products of own rows and the rows of a tile.
-template <int PITCH>
+// Sets `scores` to the products of own rows and the rows of a tile. All kernels add the same products in the same order,
+// if they say whether own rows are queries: where scores are large, other rounding would change the weights.
+template <bool QUERIES_ARE_ROWS = true, int PITCH>
 DEVICE void multiply_rows(Scores &scores, const OwnRows<PITCH> &own, const float *tile) {
   clear(scores);
   const float *const near[2] = {tile + place_of<PITCH>(lane_row(), lane_quarter()),
@@ -216,7 +230,7 @@ DEVICE void multiply_rows(Scores &scores, const OwnRows<PITCH> &own, const float
         // columns are added here. The small products come first, while the truncated sum is small, too.
         float part[4] = {};
         UNROLL
-        for (int i = 0; i < 2; ++i) add_small_products(part, left[m][i], right[i]);
+        for (int i = 0; i < 2; ++i) add_small_products<QUERIES_ARE_ROWS>(part, left[m][i], right[i]);
         UNROLL
         for (int i = 0; i < 2; ++i) add_product(part, left[m][i].high, right[i].high);
         UNROLL

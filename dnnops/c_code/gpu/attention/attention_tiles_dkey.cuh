@@ -1,9 +1,10 @@
 // The gradients of attention with respect to keys and values. A block computes ROWS keys of a head: it passes over all
 // queries that share the head, so every sum is added in the same order each time.
 
-constexpr int QUERY_TILE = COLUMNS * DEPTH, STAGE = COLUMNS * (DEPTH + VALUE_DEPTH + 2);
+constexpr int QUERY_TILE = COLUMNS * DEPTH, STAGE = COLUMNS * (DEPTH + VALUE_DEPTH + TILES_ROW_NUMBERS);
 constexpr int SHARED_BYTES =
-    ATTENTION_TILES_SHARED_BYTES(ROWS, COLUMNS, STAGES, DEPTH, VALUE_DEPTH, HOLD ? 0 : DEPTH + VALUE_DEPTH, 2);
+    ATTENTION_TILES_SHARED_BYTES(ROWS, COLUMNS, STAGES, DEPTH, VALUE_DEPTH, HOLD ? 0 : DEPTH + VALUE_DEPTH,
+                                 TILES_ROW_NUMBERS);
 static_assert(SHARED_BYTES <= ATTENTION_TILES_MOST_SHARED_BYTES, "a block has no more");
 
 KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTANT const AttentionTilesParams p) {
@@ -18,6 +19,7 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
   const int skipped = any.is_causal ? first / COLUMNS : 0;
   const int of_head = first < any.keys ? max((any.queries + COLUMNS - 1) / COLUMNS - skipped, 0) : 0;
   const int tiles = of_head * group;
+  const long long all_rows = (long long)gridDim.x / key_tiles * group * p.queries;
 
   OwnRows<DEPTH> key;
   OwnRows<VALUE_DEPTH> value;
@@ -31,9 +33,9 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
       Rows(p, TILES_QUERY, n, head, (int)p.depth).copy<COLUMNS, DEPTH>(to, query, any.queries);
       Rows(p, TILES_GOUT, n, head, (int)p.value_depth).copy<COLUMNS, VALUE_DEPTH>(to + QUERY_TILE, query, any.queries);
       float *const numbers = to + COLUMNS * (DEPTH + VALUE_DEPTH);
-      for (int k = threadIdx.x; k < 2 * COLUMNS; k += THREADS) {
+      for (int k = threadIdx.x; k < TILES_ROW_NUMBERS * COLUMNS; k += THREADS) {
         const int row = query + k % COLUMNS;
-        const float *const from = k < COLUMNS ? p.stats : p.delta;
+        const float *const from = p.rows + k / COLUMNS * all_rows;
         if (row < any.queries)
           copy_bytes<4>(numbers + k, from + ((long long)n * p.heads + head) * p.queries + row);
         else
@@ -59,7 +61,7 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
     const float *const tile = shared + i % STAGES * STAGE;
     const float *const numbers = tile + COLUMNS * (DEPTH + VALUE_DEPTH) + 2 * lane_quarter();
     Scores scores, gradients;
-    multiply_rows(scores, key, tile);
+    multiply_rows<false>(scores, key, tile);
 #if MASK
     mask_scores<false>(scores, Head(p, n, key_head * group + i / of_head), first_row, first_query);
 #else
@@ -67,20 +69,20 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
 #endif
     UNROLL
     for (int t = 0; t < COLUMNS / 8; ++t) {
-      const uint2 words = *reinterpret_cast<const uint2 *>(numbers + 8 * t);
-      float stats[2] = {__uint_as_float(words.x), __uint_as_float(words.y)};
-      UNROLL
-      for (int i = 0; i < 2; ++i) stats[i] = stats[i] == -INFINITY ? INFINITY : stats[i] * LOG2_E;  // then all weights are 0
+      const uint2 tops = *reinterpret_cast<const uint2 *>(numbers + 8 * t);
+      const uint2 rests = *reinterpret_cast<const uint2 *>(numbers + COLUMNS + 8 * t);
+      const float top[2] = {__uint_as_float(tops.x), __uint_as_float(tops.y)};
+      const float rest[2] = {__uint_as_float(rests.x), __uint_as_float(rests.y)};
       UNROLL
       for (int m = 0; m < TILES; ++m)
         UNROLL
-        for (int i = 0; i < 4; ++i) scores[m][t][i] = power_of_2(scores[m][t][i] - stats[i % 2]);
+        for (int i = 0; i < 4; ++i) scores[m][t][i] = weight_of(scores[m][t][i], top[i % 2], rest[i % 2]);
     }
     add_weighted<VALUE_DEPTH>(dvalue, scores, tile + QUERY_TILE);
     multiply_rows(gradients, value, tile + QUERY_TILE);
     UNROLL
     for (int t = 0; t < COLUMNS / 8; ++t) {
-      const uint2 words = *reinterpret_cast<const uint2 *>(numbers + COLUMNS + 8 * t);
+      const uint2 words = *reinterpret_cast<const uint2 *>(numbers + 2 * COLUMNS + 8 * t);
       const float delta[2] = {__uint_as_float(words.x), __uint_as_float(words.y)};
       UNROLL
       for (int m = 0; m < TILES; ++m)

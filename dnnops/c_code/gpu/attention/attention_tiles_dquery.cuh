@@ -6,6 +6,9 @@ constexpr int SHARED_BYTES =
     ATTENTION_TILES_SHARED_BYTES(ROWS, COLUMNS, STAGES, DEPTH, VALUE_DEPTH, HOLD ? 0 : DEPTH + VALUE_DEPTH, 0);
 static_assert(SHARED_BYTES <= ATTENTION_TILES_MOST_SHARED_BYTES, "a block has no more");
 
+// From this size on, statistics have too few digits: with 2^7, weights are off by 2^-17.
+constexpr float LARGE = SPLIT ? 128 : 8192;
+
 KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dquery(GRID_CONSTANT const AttentionTilesParams p) {
   wait_for_stream();
   float *const shared = shared_memory();
@@ -26,6 +29,48 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dquery(GRID_CONST
   float *const own = shared + STAGES * STAGE;
   query.load(own, Rows(p, TILES_QUERY, head.n, head.head, (int)p.depth), first, head.queries);
   gout.load(own + ROWS * DEPTH, gouts, first, head.queries);
+
+  // The numbers of each row: see AttentionTilesParams.
+  const int first_row = first + warp_row();
+  float top[TILES][2], rest[TILES][2], delta[TILES][2];
+  bool is_large = false;
+  UNROLL
+  for (int m = 0; m < TILES; ++m)
+    UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + 16 * m + 8 * half + lane_row();
+      const float stats = row < head.queries ? p.stats[number * p.queries + row] : -INFINITY;
+      is_large = is_large || (stats != -INFINITY && !(fabsf(stats) < LARGE));
+      top[m][half] = stats == -INFINITY ? INFINITY : stats * LOG2_E;  // then all weights are 0
+      rest[m][half] = 0;
+    }
+  if (is_any(is_large, shared)) {
+    // Pass over all keys, as attention_out does.
+    Totals totals;
+    NO_UNROLL
+    for (int first_key = 0; first_key < end; first_key += COLUMNS) {
+      keys.copy<COLUMNS, DEPTH>(shared, first_key, end);
+      end_copies();
+      wait_for_copies<0>();
+      __syncthreads();
+      Scores scores;
+      multiply_rows(scores, query, shared);
+      mask_scores<true>(scores, head, first_row, first_key);
+      UNROLL
+      for (int m = 0; m < TILES; ++m)
+        UNROLL
+        for (int half = 0; half < 2; ++half) totals.add(scores[m], m, half);
+      __syncthreads();
+    }
+    UNROLL
+    for (int m = 0; m < TILES; ++m)
+      UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float sum = row_sum(totals.total[m][half]);
+        top[m][half] = sum == 0 ? INFINITY : totals.top[m][half];
+        rest[m][half] = sum == 0 ? 0 : log2f(sum);
+      }
+  }
   const auto begin_tile = [&](int i) {
     float *const to = shared + i % STAGES * STAGE;
     if (i < key_tiles) {
@@ -37,8 +82,7 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dquery(GRID_CONST
   UNROLL
   for (int i = 0; i < STAGES - 1; ++i) begin_tile(i);
 
-  const int first_row = first + warp_row();
-  float stats[TILES][2], delta[TILES][2], dquery[TILES][DEPTH / 8][4];
+  float dquery[TILES][DEPTH / 8][4];
   clear(dquery);
   UNROLL
   for (int m = 0; m < TILES; ++m)
@@ -55,9 +99,10 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dquery(GRID_CONST
         sum += __uint_as_float(x.z) * __uint_as_float(y.z) + __uint_as_float(x.w) * __uint_as_float(y.w);
       }
       delta[m][half] = row_sum(sum);
-      const float given = exists ? p.stats[number * p.queries + row] : -INFINITY;
-      stats[m][half] = given == -INFINITY ? INFINITY : given * LOG2_E;  // then all weights are 0
-      if (row < p.queries && lane_quarter() == 0) p.delta[number * p.queries + row] = delta[m][half];
+      if (row >= p.queries || lane_quarter()) continue;
+      float *const to = p.rows + number * p.queries + row;
+      const long long all_rows = (long long)gridDim.x / query_tiles * p.queries;
+      to[0] = top[m][half], to[all_rows] = rest[m][half], to[2 * all_rows] = delta[m][half];
     }
   NO_UNROLL
   for (int i = 0; i < key_tiles; ++i) {
@@ -77,7 +122,8 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dquery(GRID_CONST
       for (int k = 0; k < COLUMNS / 2; ++k) {
         const int half = k % 4 / 2;
         float &score = scores[m][k / 4][k % 4];
-        score = power_of_2(score - stats[m][half]) * (gradients[m][k / 4][k % 4] - delta[m][half]);
+        const float weight = weight_of(score, top[m][half], rest[m][half]);
+        score = weight * (gradients[m][k / 4][k % 4] - delta[m][half]);
       }
     add_weighted<DEPTH>(dquery, scores, tile);
   }

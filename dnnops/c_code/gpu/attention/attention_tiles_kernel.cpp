@@ -44,7 +44,7 @@ int64_t shared_bytes_of(AttentionTilesKernelKind kind, const AttentionTilesForm 
   const int64_t depth = padded(form.depth), value_depth = padded(form.value_depth);
   const int64_t own = v.hold ? 0 : kind == TILES_KERNEL_OUT ? depth : depth + value_depth;
   return ATTENTION_TILES_SHARED_BYTES(TILE * v.tiles * v.warps, v.columns, v.stages, depth, value_depth, own,
-                                      kind == TILES_KERNEL_DKEY ? 2 : 0);
+                                      kind == TILES_KERNEL_DKEY ? TILES_ROW_NUMBERS : 0);
 }
 
 int64_t shared_limit(int device) {

@@ -38,10 +38,44 @@ struct Head {
 #if MASK == 1
     return mask[place] ? score : -INFINITY;
 #elif MASK == 2
-    return score + reinterpret_cast<const float *>(mask)[place] * LOG2_E;
+    return score + rounded_product(reinterpret_cast<const float *>(mask)[place], LOG2_E);
 #else
     return score;
 #endif
+  }
+};
+
+// The weight of a score. The sum of exponentials of its row is 2^(top + rest).
+DEVICE float weight_of(float score, float top, float rest) { return power_of_2(score - top - rest); }
+
+// The largest of the scores of each row so far, and the sum of the exponentials of the others' differences from it, of
+// this thread's columns.
+struct Totals {
+  float top[TILES][2], total[TILES][2];
+
+  DEVICE Totals() {
+    UNROLL
+    for (int m = 0; m < TILES; ++m)
+      UNROLL
+      for (int half = 0; half < 2; ++half) top[m][half] = -INFINITY, total[m][half] = 0;
+  }
+  // Replaces scores of one of a thread's rows by these exponentials. Returns the factor of earlier ones.
+  DEVICE float add(float (&scores)[COLUMNS / 8][4], int m, int half) {
+    float largest = top[m][half];
+    UNROLL
+    for (int k = 0; k < COLUMNS / 4; ++k) largest = fmaxf(largest, scores[k / 2][2 * half + k % 2]);
+    largest = row_max(largest);
+    const float origin = largest == -INFINITY ? 0 : largest;  // all keys so far are masked out
+    const float factor = power_of_2(top[m][half] - origin);
+    top[m][half] = largest;
+    float sum = 0;
+    UNROLL
+    for (int k = 0; k < COLUMNS / 4; ++k) {
+      float &score = scores[k / 2][2 * half + k % 2];
+      sum += score = power_of_2(score - origin);
+    }
+    total[m][half] = total[m][half] * factor + sum;
+    return factor;
   }
 };
 
@@ -53,7 +87,8 @@ DEVICE void mask_scores(Scores &scores, const Head &head, int first_row, int fir
   UNROLL
   for (int m = 0; m < TILES; ++m)
     UNROLL
-    for (int i = 0; i < COLUMNS / 2; ++i) scores[m][i / 4][i % 4] *= head.scale;
+    for (int i = 0; i < COLUMNS / 2; ++i)
+      scores[m][i / 4][i % 4] = rounded_product(scores[m][i / 4][i % 4], head.scale);
   if (!MASK && !has_edge) return;
   UNROLL
   for (int m = 0; m < TILES; ++m)

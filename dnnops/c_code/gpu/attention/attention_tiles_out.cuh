@@ -32,12 +32,9 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_out(GRID_CONSTANT
   UNROLL
   for (int i = 0; i < STAGES - 1; ++i) begin_tile(i);
 
-  float out[TILES][VALUE_DEPTH / 8][4], top[TILES][2], total[TILES][2];
+  float out[TILES][VALUE_DEPTH / 8][4];
   clear(out);
-  UNROLL
-  for (int m = 0; m < TILES; ++m)
-    UNROLL
-    for (int half = 0; half < 2; ++half) top[m][half] = -INFINITY, total[m][half] = 0;
+  Totals totals;
   const int first_row = first + warp_row();
   NO_UNROLL
   for (int i = 0; i < key_tiles; ++i) {
@@ -54,20 +51,7 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_out(GRID_CONSTANT
     for (int m = 0; m < TILES; ++m)
       UNROLL
       for (int half = 0; half < 2; ++half) {
-        float largest = top[m][half];
-        UNROLL
-        for (int k = 0; k < COLUMNS / 4; ++k) largest = fmaxf(largest, scores[m][k / 2][2 * half + k % 2]);
-        largest = row_max(largest);
-        const float origin = largest == -INFINITY ? 0 : largest;  // all keys so far are masked out
-        const float factor = power_of_2(top[m][half] - origin);
-        top[m][half] = largest;
-        float sum = 0;
-        UNROLL
-        for (int k = 0; k < COLUMNS / 4; ++k) {
-          float &score = scores[m][k / 2][2 * half + k % 2];
-          sum += score = power_of_2(score - origin);
-        }
-        total[m][half] = total[m][half] * factor + sum;
+        const float factor = totals.add(scores[m], m, half);
         UNROLL
         for (int k = 0; k < VALUE_DEPTH / 4; ++k) out[m][k / 2][2 * half + k % 2] *= factor;
       }
@@ -79,11 +63,11 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_out(GRID_CONSTANT
   for (int m = 0; m < TILES; ++m)
     UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float sum = row_sum(total[m][half]);
+      const float sum = row_sum(totals.total[m][half]);
       const int row = first_row + 16 * m + 8 * half + lane_row();
       if (row >= p.queries) continue;
       store_row(out[m], half, sum == 0 ? 0 : 1 / sum, to + row * p.steps[TILES_OUT][2], (int)p.value_depth);
       if (p.stats && lane_quarter() == 0)
-        p.stats[number * p.queries + row] = sum == 0 ? -INFINITY : top[m][half] * LN_2 + logf(sum);
+        p.stats[number * p.queries + row] = sum == 0 ? -INFINITY : totals.top[m][half] * LN_2 + logf(sum);
     }
 }

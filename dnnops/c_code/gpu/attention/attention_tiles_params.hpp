@@ -3,6 +3,8 @@
 #ifndef DNNOPS_CUDNN_ATTENTION_TILES_PARAMS_HPP
 #define DNNOPS_CUDNN_ATTENTION_TILES_PARAMS_HPP
 
+enum { TILES_ROW_NUMBERS = 3 };  // of a query, in AttentionTilesParams.rows
+
 // Arrays are indexed by AttentionTilesArray.
 enum AttentionTilesArray {
   TILES_QUERY, TILES_KEY, TILES_VALUE, TILES_OUT, TILES_GOUT, TILES_DQUERY, TILES_DKEY, TILES_DVALUE, TILES_ARRAYS
@@ -11,7 +13,10 @@ enum AttentionTilesArray {
 // All fields have 8 bytes.
 struct AttentionTilesParams {
   void *arrays[TILES_ARRAYS];  // float32, with a dense last axis
-  float *stats, *delta;        // (batch, query heads, queries); delta: sums of out * gout
+  float *stats;                // (batch, query heads, queries)
+  // Scratch, which the kernel of dquery writes for that of dkey: three arrays like stats, one after the other. The first
+  // two add up to the logarithm with base 2 of the sum of exponentials. The third are the sums of out * gout.
+  float *rows;
   const void *mask;            // null if there is none
   const long long *query_lengths, *key_lengths;  // null if all positions are valid
   long long steps[TILES_ARRAYS][3];              // in elements, for batch, heads and rows

@@ -31,13 +31,13 @@ constexpr int64_t VECTOR_BYTES = 16;
 constexpr int64_t MOST_HELD = 32;
 constexpr int64_t MOST_LANES = 1024;
 
-// Inputs: scores; for the gradient also the one with respect to the weights, and the statistics; then those given of
-// mask, query lengths and key lengths. Outputs: weights and statistics, or weights and the gradient with respect to
+// Inputs: scores; for the gradient also the one with respect to the weights; then those given of mask, query lengths
+// and key lengths. Outputs: weights and statistics, or weights and the gradient with respect to
 // the scores.
 struct WeightsParams {
   int64_t scale, is_causal, given, gradient;  // scale: a double
   const char *op() const { return gradient ? "GpuAttentionWeightsGrad" : "GpuAttentionWeights"; }
-  int first_optional() const { return gradient ? 3 : 1; }
+  int first_optional() const { return gradient ? 2 : 1; }
   int input_count() const { return first_optional() + __builtin_popcountll(given); }
 };
 
@@ -73,7 +73,7 @@ struct Sharing {
 
 struct WeightsKey {
   int64_t handle;
-  OperandKey arrays[8];  // inputs and outputs
+  OperandKey arrays[7];  // inputs and outputs
 };
 
 struct WeightsState : KeyedState<WeightsKey> {
@@ -91,10 +91,8 @@ void require_shape(const dnnops_tensor &t, const char *name, std::initializer_li
 void check(const WeightsParams &params, const dnnops_tensor *inputs) {
   const dnnops_tensor &scores = inputs[0];
   const int64_t batch = scores.shape[0], heads = scores.shape[1], queries = scores.shape[2], keys = scores.shape[3];
-  if (params.gradient) {
+  if (params.gradient)
     require_shape(inputs[1], "the gradient with respect to the weights", {batch, heads, queries, keys});
-    require_shape(inputs[2], "stats", {batch, heads, queries});
-  }
   const Optional optional(params, inputs);
   if (optional.query_lengths) require_shape(*optional.query_lengths, "query_lengths", {batch});
   if (optional.key_lengths) require_shape(*optional.key_lengths, "key_lengths", {batch});
@@ -160,8 +158,8 @@ void run(const OpCall<WeightsParams> &call) {
   WeightsState &state = *held;
   WeightsKey key;
   key.handle = handle.number;
-  for (int i = 0; i < 6; ++i) read_key(key.arrays[i], call.inputs[i < params.input_count() ? i : 0]);
-  for (int i = 0; i < 2; ++i) read_key(key.arrays[6 + i], call.outputs[i]);
+  for (int i = 0; i < 5; ++i) read_key(key.arrays[i], call.inputs[i < params.input_count() ? i : 0]);
+  for (int i = 0; i < 2; ++i) read_key(key.arrays[5 + i], call.outputs[i]);
   state.prepare_for(key, [&] { prepare(state, call, handle); });
   if (!state.blocks) return;
   Launch launch = state.launch;
@@ -171,7 +169,7 @@ void run(const OpCall<WeightsParams> &call) {
   launch.weights = call.outputs[0].data;
   launch.by_weights = params.gradient ? call.inputs[1].data : nullptr;
   launch.by_scores = params.gradient ? call.outputs[1].data : nullptr;
-  launch.stats = params.gradient ? call.inputs[2].data : call.outputs[1].data;
+  launch.stats = params.gradient ? nullptr : call.outputs[1].data;
   launch.mask = data(optional.mask);
   launch.query_lengths = data(optional.query_lengths);
   launch.key_lengths = data(optional.key_lengths);

@@ -10,7 +10,7 @@ constexpr int THREADS = LANES < 128 ? 128 : LANES, ROWS = THREADS / LANES, WARPS
 
 struct attention_weights_launch {
   const void *scores, *by_weights;  // the latter is the gradient with respect to the weights
-  void *weights, *by_scores, *stats;
+  void *weights, *by_scores, *stats;  // the gradient has no statistics
   const void *mask, *query_lengths, *key_lengths;
   double scale;
   long long rows, heads, queries, keys, is_causal;
@@ -63,7 +63,7 @@ struct Row {
   // The scaled score of a key; minus infinity if it is masked out.
   DEVICE Acc score(const attention_weights_launch &launch, long long key, Bits bits) const {
     if (key >= allowed) return -(Acc)INFINITY;
-    const Acc scaled = (Acc)launch.scale * to_acc(bits);
+    const Acc scaled = rounded_product((Acc)launch.scale, to_acc(bits));
 #if MASK
     const long long place = mask_first + key * launch.mask_key;
 #endif
@@ -140,8 +140,7 @@ KERNEL void __launch_bounds__(THREADS) attention_weights(const GRID_CONSTANT att
 KERNEL void __launch_bounds__(THREADS) attention_weights_grad(const GRID_CONSTANT attention_weights_launch launch) {
   wait_for_stream();
   const Row row(launch);
-  const Acc stats = row.exists ? static_cast<const Acc *>(launch.stats)[row.number] : 0;
-  const Acc origin = stats == -(Acc)INFINITY ? 0 : stats;
+  // The statistics of large scores are too inaccurate to compute the weights from them.
   Acc weights[HELD ? HELD : 1][WIDTH], gradients[HELD ? HELD : 1][WIDTH];
   const auto read = [&](int i, long long key) {
     Pack scores = {}, given = {};
@@ -151,25 +150,39 @@ KERNEL void __launch_bounds__(THREADS) attention_weights_grad(const GRID_CONSTAN
     }
     UNROLL
     for (int k = 0; k < WIDTH; ++k) {
-      weights[i][k] = exp(row.score(launch, key + k, scores.of[k]) - origin);
+      weights[i][k] = row.score(launch, key + k, scores.of[k]);
       gradients[i][k] = to_acc(given.of[k]);
     }
   };
-  // A score adds to the output what its weight does, minus what it takes from the other weights.
-  Acc shared = 0;
+  Acc top = -(Acc)INFINITY;
   row.each(launch, [&](int i, long long key) {
     read(i, key);
     UNROLL
-    for (int k = 0; k < WIDTH; ++k) shared += weights[i][k] * gradients[i][k];
+    for (int k = 0; k < WIDTH; ++k) top = larger(top, weights[i][k]);
   });
-  shared = over_row(shared, sum_of);
+  top = over_row(top, larger);
+  const Acc origin = top == -(Acc)INFINITY ? 0 : top;
+  // A score adds to the output what its weight does, minus what it takes from the other weights.
+  Acc sum = 0, shared = 0;
+  row.each(launch, [&](int i, long long key) {
+    if (!HELD) read(i, key);
+    UNROLL
+    for (int k = 0; k < WIDTH; ++k) {
+      sum += weights[i][k] = exp(weights[i][k] - origin);
+      shared += weights[i][k] * gradients[i][k];
+    }
+  });
+  sum = over_row(sum, sum_of);
+  const Acc divisor = sum > 0 ? sum : 1;
+  shared = over_row(shared, sum_of) / divisor;
   row.each(launch, [&](int i, long long key) {
     if (!HELD) read(i, key);
     Pack out, by_scores;
     UNROLL
     for (int k = 0; k < WIDTH; ++k) {
-      out.of[k] = from_acc(weights[i][k]);
-      by_scores.of[k] = from_acc((Acc)launch.scale * weights[i][k] * (gradients[i][k] - shared));
+      const Acc weight = (HELD ? weights[i][k] : exp(weights[i][k] - origin)) / divisor;
+      out.of[k] = from_acc(weight);
+      by_scores.of[k] = from_acc((Acc)launch.scale * weight * (gradients[i][k] - shared));
     }
     store(launch.weights, row.first + key, out);
     store(launch.by_scores, row.first + key, by_scores);

@@ -73,6 +73,10 @@ struct Number<3> {
 
 DEVICE bool is_nan(double value) { return value != value; }
 
+// A product that is rounded. The compiler would fuse others with a sum, in one kernel and not in the next.
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+DEVICE double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 #ifdef DTYPE  // for programs with a single dtype
 using Bits = Number<DTYPE>::Bits;
 using Acc = Number<DTYPE>::Acc;
