@@ -14,7 +14,7 @@ from tests.oracle import fuzz
 
 @both_libraries
 @fuzz(
-    max_examples=12,
+    max_examples=6,
     case=cases(),
     dropout=st.sampled_from([0.0, 0.0, 0.4]),
     dtype=st.sampled_from(DTYPES),

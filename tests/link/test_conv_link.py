@@ -12,7 +12,7 @@ from tests.oracle import conv_cases, fuzz
 
 
 @both_libraries
-@fuzz(max_examples=12, case=conv_cases(), dtype=st.sampled_from(DTYPES))
+@fuzz(max_examples=6, case=conv_cases(), dtype=st.sampled_from(DTYPES))
 def test_forward_and_gradients(library, case, dtype):
     img, kern, top = case.arrays()
     image_sizes, filter_sizes = (np.array(x.shape[2:]) for x in (img, kern))

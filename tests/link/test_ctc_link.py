@@ -15,7 +15,7 @@ from tests.oracle import fuzz
 
 @both_libraries
 @fuzz(
-    max_examples=12,
+    max_examples=6,
     case=cases(scales=(1.0, 20.0)),
     with_label_lengths=st.booleans(),
     integer=st.sampled_from(["int32", "int64"]),

@@ -81,7 +81,7 @@ def test_softmax(library, dtype, axis):
 
 
 @both_libraries
-@fuzz(max_examples=12, case=batchnorm_cases.cases(min_count=2), dtype=st.sampled_from(DTYPES))
+@fuzz(max_examples=6, case=batchnorm_cases.cases(min_count=2), dtype=st.sampled_from(DTYPES))
 def test_batch_normalization(library, case, dtype):
     for op in batchnorm_cases.ops_of(case):
         arrays = batchnorm_cases.operands_of(op, case)
@@ -92,7 +92,7 @@ def test_batch_normalization(library, case, dtype):
 
 @both_libraries
 @fuzz(
-    max_examples=12,
+    max_examples=6,
     case=window_norm_cases.cases(min_ndim=3, max_ndim=5),
     dtype=st.sampled_from(DTYPES),
 )
@@ -123,7 +123,7 @@ def test_group_normalization(library, dtype, shape):
 
 @both_libraries
 @fuzz(
-    max_examples=12,
+    max_examples=6,
     rows=st.integers(1, 6),
     classes=st.integers(1, 6),
     fewer=st.integers(0, 3),

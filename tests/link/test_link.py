@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import pickle
@@ -309,7 +310,11 @@ for a, b in zip(found, pytensor.function([x], outputs, mode=reference)(value)):
 
 @pytest.mark.needs("torch")
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_sizes_of_windows_may_be_values_in_pytorch():
+def test_sizes_of_windows_may_be_values_in_pytorch(monkeypatch):
+    import torch
+
+    # The default backend compiles C++.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     x, ws = pt.ftensor4("x"), pt.lvector("ws")
     pooled = pytensor.function([x, ws], nnet.pool_2d(x, ws, True), mode="PYTORCH")
     image = np.arange(36, dtype="float32").reshape(1, 1, 6, 6)

@@ -22,7 +22,7 @@ def test_gradient_of_relu_keeps_nan(library):
 
 
 @both_libraries
-@fuzz(max_examples=12, case=rnn_cases(), dtype=st.sampled_from(DTYPES))
+@fuzz(max_examples=6, case=rnn_cases(), dtype=st.sampled_from(DTYPES))
 def test_forward_and_gradient(library, case, dtype):
     # Rounded, so that the reference's forward pass uses the conversion's operands.
     operands = of_dtype(case.forward, "float64", *of_dtype(case.forward, dtype, *case.operands()))

@@ -17,7 +17,7 @@ from tests.oracle import fuzz
 
 
 @both_libraries
-@fuzz(max_examples=12, case=cases(), dtype=st.sampled_from(DTYPES))
+@fuzz(max_examples=6, case=cases(), dtype=st.sampled_from(DTYPES))
 def test_grid_and_sampler(library, case, dtype):
     img, grid, gout = case.arrays()
     sizes = np.array(case.out_shape)
