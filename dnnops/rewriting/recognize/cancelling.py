@@ -22,6 +22,7 @@ from pytensor.tensor.math import Sum, switch
 from pytensor.tensor.shape import Reshape
 
 from dnnops.compat import axis_of, join_along
+from dnnops.rewriting.recognize.branches import Branches
 from dnnops.rewriting.recognize.exponents import MOVES, Powers, Scaled, merged, times
 from dnnops.rewriting.recognize.quotients import READ_OF, is_zeros
 from dnnops.rewriting.recognize.scaled import ScaledValues
@@ -51,7 +52,8 @@ class Cancelling:
         self.values = values
         self.dtype = dtype
         self.settled = settled
-        self._fragile: dict[Any, bool] = {}
+        self._fragile: dict[tuple[Any, bool], bool] = {}
+        self._branches = Branches(values)
         self._cancels = False
         self._leaves_divisor = False
 
@@ -72,15 +74,22 @@ class Cancelling:
         result = self._times(x, {}, {}, MAX_DEPTH)
         return (result, not self._leaves_divisor) if self._cancels else None
 
-    def is_fragile(self, x: Any, depth: int = MAX_DEPTH) -> bool:
-        """Return whether a variable is linear in a quotient whose divisor may underflow."""
-        if x.owner is None or depth == 0 or x in self.settled:
-            return False
-        if x not in self._fragile:
-            self._fragile[x] = self._find_fragile(x, depth - 1)
-        return self._fragile[x]
+    def is_fragile(self, x: Any) -> bool:
+        """Return whether a variable is linear in a quotient whose divisor may underflow.
 
-    def _find_fragile(self, x: Any, depth: int) -> bool:
+        Quotients in settled products do not count.
+        """
+        return self._is_fragile(x, self.settled, MAX_DEPTH)
+
+    def _is_fragile(self, x: Any, settled: Collection[Any] = (), depth: int = MAX_DEPTH) -> bool:
+        if x.owner is None or depth == 0 or x in settled:
+            return False
+        key = x, settled is self.settled
+        if key not in self._fragile:
+            self._fragile[key] = self._find_fragile(x, settled, depth - 1)
+        return self._fragile[key]
+
+    def _find_fragile(self, x: Any, settled: Collection[Any], depth: int) -> bool:
         op, inputs, kind = x.owner.op, x.owner.inputs, kind_of(x)
         if kind in (scalars.TrueDiv, scalars.Reciprocal):
             if self.values.read(inputs[-1], self.dtype) is not None:
@@ -94,14 +103,18 @@ class Cancelling:
             inputs = inputs[:1]
         elif kind not in _LINEAR:
             return False
-        return any(self.is_fragile(y, depth) for y in inputs)
+        return any(self._is_fragile(y, settled, depth) for y in inputs)
 
     def _times(self, x: Any, powers: Powers, known: dict[Any, bool], depth: int) -> Any:
         """Return ``x * exp(sum(power * exponent))``, given some conditions."""
+        for condition, value in known.items():
+            x = self._branches.of(x, condition, value)
+        if known and is_zeros(x):
+            return x
         kind = kind_of(x)
         if depth and (kind in _PRODUCTS):
             return self._of_product(x, powers, known, depth - 1)
-        if depth and self.is_fragile(x):
+        if depth and self._is_fragile(x):
             if kind is not None:
                 return self._of_elementwise(x, kind, powers, known, depth - 1)
             result = self._of_other(x, powers, known, depth - 1)
@@ -113,7 +126,7 @@ class Cancelling:
     def _read(self, x: Any) -> Scaled | None:
         """Read a variable, unless it depends on other quotients."""
         found = self.values.read(x, self.dtype)
-        if found is None or found.mantissa is None or not self.is_fragile(found.mantissa):
+        if found is None or found.mantissa is None or not self._is_fragile(found.mantissa):
             return found
         return None
 
@@ -157,13 +170,13 @@ class Cancelling:
     def _of_product(self, x: Any, powers: Powers, known: dict[Any, bool], depth: int) -> Any:
         parts: dict[int, Any] = {1: None, -1: None}
         deep = []
-        for sign, y in _factors_of(x, self.settled):
+        for sign, y in _factors_of(x):
             scaled = self._read(y)
             if scaled is not None:
                 parts[sign] = times(parts[sign], scaled.mantissa)
                 factor = {e: sign * power for e, power in scaled.powers.items()}
                 powers = self._combined(powers, self._given(factor, known))
-            elif sign > 0 and self.is_fragile(y):
+            elif sign > 0 and self._is_fragile(y):
                 deep.append(y)
             else:
                 parts[sign] = times(parts[sign], y)
@@ -280,13 +293,12 @@ class Cancelling:
         return self.values.shuffle(y, [order.index(i) if i in order else "x" for i in axes])
 
 
-def _factors_of(x: Any, settled: Collection[Any]) -> Iterator[tuple[int, Any]]:
+def _factors_of(x: Any) -> Iterator[tuple[int, Any]]:
     """Yield the factors of a product with their exponents, either 1 or -1."""
-    waiting, is_first = [(1, x)], True
+    waiting = [(1, x)]
     while waiting:
         sign, x = waiting.pop()
-        kind = kind_of(x) if is_first or x not in settled else None
-        is_first = False
+        kind = kind_of(x)
         if kind is scalars.Mul:
             waiting += [(sign, y) for y in reversed(x.owner.inputs)]
         elif kind is scalars.TrueDiv:

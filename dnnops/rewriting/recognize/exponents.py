@@ -78,7 +78,7 @@ class Exponents:
     Attributes
     ----------
     largest : set of Variable
-        Exponents that are no smaller than the others in the terms of a sum.
+        Exponents that are no smaller than any other in the terms of a sum.
     unbounded : set of Variable
         Exponents whose exponentials may be infinite.
     """
@@ -193,10 +193,12 @@ class Exponents:
     def value(self, scaled: Scaled) -> Any:
         """Return the value of a scaled value, in which exponents may have negative powers."""
         mantissa, powers = scaled
+        written = powers
         powers = self.simplified(powers)
         if not powers:
             return mantissa
-        if min(powers.values()) > 0:
+        # The exponential of the operand of a sigmoid may be infinite.
+        if min(powers.values()) > 0 and powers.keys() <= written.keys():
             values = [_raised(self._value(x), power) for x, power in powers.items()]
             return times(mantissa, pt.mul(*values) if len(values) > 1 else values[0])
         exponent = self.exponent(powers)

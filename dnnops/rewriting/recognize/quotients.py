@@ -200,7 +200,9 @@ def _is_read(x: Any, is_complement: bool, node: Apply, is_divisor: IsDivisor) ->
 
 
 def is_zeros(x: Any) -> bool:
-    while x.owner is not None and (type(x.owner.op) in (Alloc, DimShuffle) or kind_of(x) is Second):
+    while x.owner is not None:
+        if type(x.owner.op) not in (Alloc, DimShuffle) and kind_of(x) not in (Cast, Second):
+            return False
         x = x.owner.inputs[1 if kind_of(x) is Second else 0]
     return isinstance(x, Constant) and not np.any(x.data)
 

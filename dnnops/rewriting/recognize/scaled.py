@@ -264,7 +264,8 @@ class ScaledValues(Exponents):
             times(term.mantissa, pt.exp(e - largest))
             for term, e in zip(terms, exponents, strict=True)
         ]
-        self.largest.add(largest)
+        if all(map(_is_nonzero, terms)):
+            self.largest.add(largest)
         return Scaled(pt.add(*parts), {largest: 1})
 
     def _sum(self, x: Any, op: Any, inner: Scaled) -> Scaled:
@@ -273,7 +274,8 @@ class ScaledValues(Exponents):
         largest = _finite(exponent.max(axis=axis, keepdims=True))
         terms = times(inner.mantissa, pt.exp(exponent - largest))
         dropped = largest.dimshuffle([i for i in range(x.type.ndim) if i not in axis])
-        self.largest.add(largest)
+        if _is_nonzero(inner):
+            self.largest.add(largest)
         return Scaled(op(self.broadcast(terms, x)), {dropped: 1})
 
     def _joined(
@@ -340,6 +342,11 @@ def _squared(x: Any) -> Any:
 def _negated(term: Scaled, dtype: str) -> Scaled:
     mantissa = pt.constant(np.asarray(1, dtype)) if term.mantissa is None else term.mantissa
     return Scaled(-mantissa, term.powers)
+
+
+def _is_nonzero(term: Scaled) -> bool:
+    """Return whether the exponent of a term always counts among those of a sum."""
+    return term.mantissa is None or bool(number_of(term.mantissa))
 
 
 def _finite(x: Any) -> Any:

@@ -88,6 +88,8 @@ OF_SIGMOID: dict[str, Callable[[Any, Any, Any], Any]] = {
     "broadcast": lambda s, c, y: pt.log(s[:, None] * c[None, :]),
     "maximum": lambda s, c, y: pt.log(pt.maximum(c, 0)),
 }
+#: Those whose second derivatives are tested.
+SECOND_OF_SIGMOID = ("switch", "where", "sum", "powers", "quotient", "likelihood ratio", "stack")
 #: Expressions of ``1 + tanh(x)`` and ``1 - tanh(x)``.
 OF_TANH: dict[str, Callable[[Any, Any], Any]] = {
     "1 + tanh": lambda a, b: pt.log(a),
@@ -129,7 +131,8 @@ def results(z: Any, x: Any, orders: int) -> list[Any]:
     cost = total(z)
     for _ in range(orders):
         found.append(pytensor.grad(cost, x))
-        cost = (found[-1] * TANGENT.astype(x.type.dtype)).sum()
+        tangent = TANGENT if x.type.ndim == 2 else np.resize(TANGENT, len(LOGITS))
+        cost = (found[-1] * tangent.astype(x.type.dtype)).sum()
     return found
 
 
@@ -139,7 +142,9 @@ def softmax_graph(dtype: str, orders: int, names: Sequence[str]) -> tuple[list[A
     return [x, y], [z for each in found for z in each]
 
 
-def sigmoid_graph(dtype: str, spelling: Any = None) -> tuple[list[Any], list[Any]]:
+def sigmoid_graph(
+    dtype: str, spelling: Any, orders: int, names: Sequence[str]
+) -> tuple[list[Any], list[Any]]:
     """Return the forms in a spelling; without one, as they are computed best."""
     x, y = (pt.tensor(name, dtype=dtype, shape=(None,)) for name in "xy")
     if spelling is None:
@@ -148,9 +153,10 @@ def sigmoid_graph(dtype: str, spelling: Any = None) -> tuple[list[Any], list[Any
     else:
         s, t = spelling.sigmoid(x), spelling.tanh(x)
         c, a, b = 1 - s, 1 + t, 1 - t
-    forms = [form(s, c, y) for form in OF_SIGMOID.values()]
-    forms += [form(a, b) for form in OF_TANH.values()]
-    return [x, y], [z for form in forms for z in results(form, x, 1)]
+    forms = [
+        OF_SIGMOID[name](s, c, y) if name in OF_SIGMOID else OF_TANH[name](a, b) for name in names
+    ]
+    return [x, y], [z for form in forms for z in results(form, x, orders)]
 
 
 def check(found: Any, wanted: Any, names: list[str]) -> None:
@@ -166,12 +172,14 @@ def check_softmax(mode: Mode, orders: int, names: Sequence[str] = tuple(OF_SOFTM
     check(f(SCORES.astype("float32"), LABELS), oracle(SCORES, LABELS), each)
 
 
-def check_sigmoid(mode: Mode, spelling: Any) -> None:
-    f = pytensor.function(*sigmoid_graph("float32", spelling), mode=mode)
-    oracle = pytensor.function(*sigmoid_graph("float64"), mode=PERFORM_MODE)
-    names = [f"{name}, derivative {i}" for name in (*OF_SIGMOID, *OF_TANH) for i in range(2)]
+def check_sigmoid(
+    mode: Mode, spelling: Any, orders: int = 1, names: Sequence[str] = (*OF_SIGMOID, *OF_TANH)
+) -> None:
+    f = pytensor.function(*sigmoid_graph("float32", spelling, orders, names), mode=mode)
+    oracle = pytensor.function(*sigmoid_graph("float64", None, orders, names), mode=PERFORM_MODE)
+    each = [f"{name}, derivative {i}" for name in names for i in range(orders + 1)]
     given = [z.astype("float32") for z in (LOGITS, TARGETS)]
-    check(f(*given), oracle(LOGITS, TARGETS), names)
+    check(f(*given), oracle(LOGITS, TARGETS), each)
 
 
 def test_softmax():
@@ -185,6 +193,11 @@ def test_second_derivatives_of_softmax():
 @pytest.mark.parametrize("spelling", [pt, nnet], ids=["PyTensor's", "dnnops'"])
 def test_sigmoid_and_tanh(spelling):
     check_sigmoid(ALONE, spelling)
+
+
+@pytest.mark.parametrize("spelling", [pt, nnet], ids=["PyTensor's", "dnnops'"])
+def test_second_derivatives_of_sigmoid(spelling):
+    check_sigmoid(ALONE, spelling, 2, SECOND_OF_SIGMOID)
 
 
 def exponentials_graph(dtype: str, makes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
