@@ -83,6 +83,29 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
     DnnNotSupportedError
         If a node cannot be captured; the message names it.
     """
+    try:
+        return _scheduled(fgraph, order, thunks)
+    except DnnNotSupportedError:
+        if not any(_reads_input(node) for node in order):
+            raise
+    return _scheduled(fgraph, order, thunks, reads_first=True)
+
+
+def _reads_input(node: Apply) -> bool:
+    """Return whether a node copies an input of the function to the host."""
+    return isinstance(node.op, HostFromGpu) and node.inputs[0].owner is None
+
+
+def _scheduled(
+    fgraph: FunctionGraph,
+    order: Sequence[Apply],
+    thunks: Sequence[Any],
+    reads_first: bool = False,
+) -> Schedule:
+    """Assign the roles; `reads_first` says whether inputs are copied to the host before the graph.
+
+    That makes the host wait for earlier work, so it is only done if the graph needs them there.
+    """
     roles: dict[Apply, Role] = {}
     by_value: dict[Variable, None] = {}
     numbers: set[Variable] = set()
@@ -91,7 +114,8 @@ def schedule(fgraph: FunctionGraph, order: Sequence[Apply], thunks: Sequence[Any
         if getattr(thunk, "lazy", False):
             raise DnnNotSupportedError(f"{node} decides which nodes run")
         devices |= {x.type.device for x in (*node.inputs, *node.outputs) if is_on_device(x)}
-        roles[node] = role = _role(node, roles)
+        is_first = reads_first and _reads_input(node)
+        roles[node] = role = Role.BEFORE if is_first else _role(node, roles)
         if role is Role.DEVICE:
             values = [x for x in node.inputs if not is_on_device(x) and not _is_fixed(x, roles)]
             if values and _changing(node).issuperset(values):

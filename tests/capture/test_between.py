@@ -236,3 +236,39 @@ def test_memory_of_many_calls():
             used.append((pool.used_bytes(), f.vm.graph_bytes))
     assert len(set(used[1:])) == 1
     assert_captured_once(f, 2000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_with_dropout(dtype):
+    """Each call drops other weights, and those of a function that is not captured."""
+    found = []
+    for graph in ("False", "True"):
+        x = pt.tensor4(dtype=dtype)
+        state = pytensor.shared(np.array([5, 0]))
+        given = [x * np.asarray(i, dtype) for i in (1, 2, 3)]
+        out, new = nnet.scaled_dot_product_attention(*given, dropout_p=0.25, state=state)
+        loss = (out.astype("float32") ** 2).mean()
+        f = compiled([x], [loss, pt.grad(loss, x)], updates=[(state, new)], graph=graph)
+        batch = normal(2, 2, 64, 32, scale=0.5).astype(dtype)
+        found.append([[host(z) for z in f(batch)] for _ in range(CALLS)])
+    assert (f.vm.captures, f.vm.replays, f.vm.reason) == (1, CALLS - ORDINARY_CALLS, "")
+    for wanted, got in zip(*found, strict=True):
+        for a, b in zip(wanted, got, strict=True):
+            np.testing.assert_allclose(b.astype("float32"), a.astype("float32"), 1e-2, 1e-4)
+    assert len({float(loss) for loss, _ in found[1]}) == CALLS
+
+
+def test_lengths_on_the_device():
+    block, w, states = network("lstm")
+    lengths = shared(np.ones(BATCH, "int64"))
+    x = pt.ftensor3()
+    f = compiled([x], block.apply(w, x, *states, lengths=lengths))
+    own = pt.lvector()
+    plain = compiled([x, own], block.apply(w, x, *states, lengths=own), graph="False")
+    for i in range(CALLS):
+        batch = normal(STEPS, BATCH, SIZE, seed=i)
+        value = lengths.get_value(borrow=True, return_internal_type=True)
+        value.set(lengths_of(i))
+        for got, wanted in zip(f(batch), plain(batch, lengths_of(i)), strict=True):
+            np.testing.assert_allclose(host(got), host(wanted), rtol=1e-5)
+    assert_captured_once(f, CALLS)

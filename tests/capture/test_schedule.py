@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.graph.basic import Apply
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import graph_inputs
 from pytensor.ifelse import ifelse
 from pytensor.scalar.basic import add as scalar_add
 from pytensor.tensor.elemwise import Elemwise
@@ -116,6 +117,25 @@ def test_lengths_and_seeds_of_recurrent_networks(dropout):
         assert between(inputs, outputs) == wanted
 
 
+def test_lengths_on_the_device():
+    """The host has to know them, so they are copied there before the first graph."""
+    block = nnet.RNNBlock("float32", 8, 1, "gru")
+    arrays = [device(None), device(None, None, None), device(1, None, 8)]
+    lengths = device(None, dtype="int64")
+    y = block.apply(*map(host_from_gpu, arrays), lengths=host_from_gpu(lengths))[0]
+    roles, found = scheduled([*arrays, lengths], [y.transfer("cuda"), lengths.sum()])
+    assert names(roles, Role.BEFORE) == ["HostFromGpu"]
+    assert names(roles, Role.BETWEEN) == ["GpuDnnRNNForward"]
+    assert found.by_value == ()
+
+
+def test_a_position_on_the_device():
+    x, at = device(None, 3), device(dtype="int64")
+    roles, found = scheduled([x, at], [(host_from_gpu(x)[host_from_gpu(at)] * 2).transfer("cuda")])
+    assert names(roles, Role.BEFORE)[0] == "HostFromGpu"
+    assert (found.by_value, len(found.numbers)) == ((), 1)
+
+
 def test_a_changing_epsilon_of_batch_normalization():
     x, gamma, beta, epsilon = device(None, 8, None, None), device(8), device(8), pt.dscalar()
     h, *parameters = map(host_from_gpu, (x, gamma, beta))
@@ -160,14 +180,15 @@ def test_a_slice_as_an_operand():
 def overwritten_length(x, read):
     """Return the graph of a device node, and of a host node that overwrites a length."""
     new = Elemwise(scalar_add, {0: 0})(Shape_i(0)(x), read)
-    inputs = [x, read.owner.inputs[0] if read.owner else read]
+    inputs = [x, *graph_inputs([read])]
     graph = FunctionGraph(inputs, [new, GpuContiguous()(x)], clone=True)
     return graph, graph.toposort()
 
 
 def test_a_length_that_is_overwritten_after_the_graph():
     """It is computed once, during the capture, so that the next call would read another value."""
-    graph, order = overwritten_length(device(None), host_from_gpu(device(dtype="int64")))
+    count = GpuContiguous()(device(dtype="int64"))
+    graph, order = overwritten_length(device(None), host_from_gpu(count))
     with pytest.raises(DnnNotSupportedError, match="overwrites a result that does not change"):
         schedule(graph, order, [None] * len(order))
 

@@ -154,8 +154,10 @@ class Forecast:
             return False
         if isinstance(node.op, GpuFromHost):
             return True
+        # Of what an expansion takes, integers may stay on the host, such as the state of dropout.
+        is_float = getattr(node.inputs[index].type, "dtype", None) in FLOAT_DTYPES
         return node in self.moved and (
-            expansion_of(node.op) is not None
+            (is_float and expansion_of(node.op) is not None)
             or any(lifter.takes_on_device(node, index) for lifter in self.lifters[node])
         )
 

@@ -61,7 +61,7 @@ from dnnops.rewriting.move.lifting import (
 )
 from dnnops.rewriting.move.masks import masked_change
 from dnnops.rewriting.move.rolls import lift_rolled_join, lift_rolled_parts
-from dnnops.rewriting.move.windows import windows_of
+from dnnops.rewriting.move.windows import slices_first, windows_of
 
 # A matrix product with at least this many multiplications is worth the transfer of both operands.
 _HEAVY_PRODUCT = 2**24
@@ -296,11 +296,15 @@ def _index_arrays(first: int) -> Any:
 def lift_advanced_subtensor(
     node: Apply, inputs: list[Any], context: LiftContext
 ) -> list[Variable] | None:
-    """Lift AdvancedSubtensor of a device array."""
+    """Lift AdvancedSubtensor of a device array, after the slices in it that change."""
     device = _device_of(inputs[:1], context)
-    x = context.to_device(inputs[0], device)
-    indices = _device_indices(inputs[1:], context, device)
-    return GpuAdvancedSubtensor(node.op).make_node(x, *indices).outputs
+    x, op, given = context.to_device(inputs[0], device), node.op, inputs[1:]
+    split = _slices_that_change(x, op, given)
+    if split is not None:
+        windows, operands, (op, given) = split
+        x = GpuWindow(windows).make_node(x, *operands).outputs[0]
+    indices = _device_indices(given, context, device)
+    return GpuAdvancedSubtensor(op).make_node(x, *indices).outputs
 
 
 @register_lifter(Subtensor, operands=(0,))
@@ -344,14 +348,27 @@ def _is_open(node: Apply) -> bool:
     return all(isinstance(e, slice) and (e.start is None or e.stop is None) for e in entries)
 
 
+def _slices_that_change(x: Any, op: Any, indices: Sequence[Any]) -> Any:
+    """Return the result of `slices_first`, or None for Ops without slices."""
+    entries = getattr(op, "idx_list", ())
+    return slices_first(x, op, indices) if any(isinstance(e, slice) for e in entries) else None
+
+
 def _lift_advanced_change(
     node: Apply, inputs: list[Any], context: LiftContext
 ) -> Sequence[Variable]:
     device = _device_of(inputs[:2], context)
     x = context.to_device(inputs[0], device)
     y = _scalar_or_device(inputs[1], context, device)
-    indices = _device_indices(inputs[2:], context, device)
-    return GpuAdvancedIncSubtensor(node.op).make_node(x, y, *indices).outputs
+    split = None if node.op.inplace else _slices_that_change(x, node.op, inputs[2:])
+    if split is None:
+        indices = _device_indices(inputs[2:], context, device)
+        return GpuAdvancedIncSubtensor(node.op).make_node(x, y, *indices).outputs
+    windows, operands, (op, given) = split
+    part = GpuWindow(windows).make_node(x, *operands).outputs[0]
+    indices = _device_indices(given, context, device)
+    changed = GpuAdvancedIncSubtensor(op).make_node(part, y, *indices).outputs[0]
+    return GpuSetWindow(windows).make_node(x, changed, *operands).outputs
 
 
 register_lifter(

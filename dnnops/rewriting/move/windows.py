@@ -29,7 +29,7 @@ from dnnops.gpuarray.op import depends_on_values
 from dnnops.gpuarray.windows.op import Window
 from dnnops.rewriting.move.lengths import length_of
 
-__all__ = ["as_number", "windows_of"]
+__all__ = ["as_number", "slices_first", "windows_of"]
 
 
 def windows_of(
@@ -95,6 +95,58 @@ def _start_and_length(start: Any, stop: Any, length: Any, step: int) -> list[Any
     results = Elemwise(_bounds(start is not None, stop is not None, step)).make_node(*given, length)
     first, count = results.outputs if len(results.outputs) == 2 else (None, *results.outputs)
     return [pt.constant(np.int64(0)) if first is None else first, count]
+
+
+def slices_first(x: Any, op: Any, indices: Sequence[Any]) -> tuple[list[Window], Any, Any] | None:
+    """Split an index with arrays into one with the slices that change, and the rest.
+
+    Parameters
+    ----------
+    x : GpuArrayVariable
+        Array that is indexed.
+    op : AdvancedSubtensor
+        Op on the host.
+    indices : sequence of Variable
+        Its operands after the array.
+
+    Returns
+    -------
+    tuple or None
+        The windows and their operands as from `windows_of`, and an Op with the operands of the
+        rest. None if no slice changes, or its length is unknown.
+    """
+    windows: list[Window] = []
+    operands: list[Any] = []
+    entries, rest, axis = [], [], 0
+    for entry in unflatten_index_variables(indices, op.idx_list):
+        if not isinstance(entry, slice):
+            is_mask = entry.type.dtype == "bool"
+            entries.append(len(rest))
+            rest.append(entry)
+            axis += max(1, entry.type.ndim) if is_mask else 1
+            continue
+        parts = [p for p in (entry.start, entry.stop, entry.step) if p is not None]
+        if depends_on_values(parts):
+            found = windows_of(x, [slice(None)] * axis + [_pattern(entry)], parts)
+            if found is None:
+                return None
+            windows += found[0]
+            operands += found[1]
+            entry = slice(None)
+        entries.append(_pattern(entry, len(rest)))
+        rest += [p for p in (entry.start, entry.stop, entry.step) if p is not None]
+        axis += 1
+    if not windows or "idx_list" not in op.__props__:
+        return None
+    props = {name: getattr(op, name) for name in op.__props__}
+    return windows, operands, (type(op)(**props | {"idx_list": tuple(entries)}), rest)
+
+
+def _pattern(entry: slice, first: int = 0) -> slice:
+    """Return the entry of an ``idx_list`` for a slice, whose operands begin at a position."""
+    positions = iter(range(first, first + 3))
+    parts = (entry.start, entry.stop, entry.step)
+    return slice(*[None if p is None else next(positions) for p in parts])
 
 
 @cache

@@ -60,14 +60,22 @@ def changed(x, n):
         else:
             y = (pt.set_subtensor if how == "set" else pt.inc_subtensor)(x[index], number)
         found.append(y)
-    return found
+    rows = np.array([2, 0, 2])
+    if isinstance(x, np.ndarray):
+        y = x.copy()
+        np.add.at(y, (rows, slice(n, n + 2)), 1.5)
+    else:
+        y = pt.inc_subtensor(x[rows, n : n + 2], 1.5)
+    return [*found, y]
 
 
 def parts(x, n):
     """Return parts of what is computed, backwards too."""
     y = 2 * x
     e = (np if isinstance(x, np.ndarray) else pt).exp(y)
-    return [y[n::-1], y[:n:-2], x[n : n - 2 : -1, 1], e[:, n : n + 1], e.T[1, ::-1]]
+    rows = np.array([2, 0, 3])
+    gathered = [y[rows, n : n + 2], y[n:, rows], y[rows[:, None], :n:-1]]
+    return [y[n::-1], y[:n:-2], x[n : n - 2 : -1, 1], e[:, n : n + 1], e.T[1, ::-1], *gathered]
 
 
 def moved(build):
@@ -88,7 +96,7 @@ def test_values(build):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, err_msg=f"result {i} for {n}")
 
 
-@pytest.mark.parametrize(("build", "by_value"), [(rolled, 2), (changed, 1), (parts, 4)])
+@pytest.mark.parametrize(("build", "by_value"), [(rolled, 2), (changed, 2), (parts, 7)])
 def test_what_a_captured_graph_depends_on(build, by_value):
     """Lengths of parts that are results, or are joined with others, and nothing else."""
     graph = moved(build)
