@@ -172,9 +172,14 @@ class StaticSizes(Op):
             if node is not None and isinstance(node.op, Shape):
                 places[variable] = arrays.index(node.inputs[0])
                 return places[variable]
+            function: Callable[..., Any]
+            known: tuple[Any, ...]
             if node is not None and isinstance(node.op, Shape_i):
                 of: tuple[int, ...] = (arrays.index(node.inputs[0]),)
                 function, known = _entry, (node.op.i,)
+            elif node is not None and isinstance(node.op, StaticSizes):
+                of = tuple(map(arrays.index, node.inputs))
+                function, known = node.op.evaluate, ()
             else:
                 function, known, operands = _step(variable)
                 of = tuple(self._place(operand, arrays, places) for operand in operands)
@@ -326,8 +331,8 @@ def sizes_by_shapes(sizes: Variable) -> Variable | None:
         if variable in seen or variable.owner is None:
             continue
         seen.add(variable)
-        if isinstance(variable.owner.op, Shape | Shape_i):
-            arrays[variable.owner.inputs[0]] = None
+        if isinstance(variable.owner.op, Shape | Shape_i | StaticSizes):
+            arrays |= dict.fromkeys(variable.owner.inputs)
         else:
             pending += variable.owner.inputs
     try:

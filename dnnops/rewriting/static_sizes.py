@@ -8,8 +8,8 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import copy_stack_trace, node_rewriter
 from pytensor.scalar import ScalarType
-from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, MakeVector, Split
-from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, MakeVector, ScalarFromTensor, Split
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor
 
 from dnnops.link.sizes import (
@@ -29,6 +29,7 @@ __all__ = [
     "local_static_parts",
     "local_static_ranges",
     "local_static_reshape",
+    "local_static_scalars",
     "local_static_shape",
     "local_static_sizes",
 ]
@@ -43,7 +44,7 @@ def _is_static(x: Any) -> bool:
 
 def _known(x: Any) -> Any:
     """Return `x` as a function of array shapes only, or `x` itself if it depends on values."""
-    if x.type.dtype != "int64" or _is_static(x):
+    if getattr(x.type, "dtype", "") != "int64" or _is_static(x):
         return x
     found = sizes_by_shapes(x)
     return x if found is None else found
@@ -68,20 +69,20 @@ def local_static_sizes(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
     return _replaced(node, [_known(x) for x in node.inputs])
 
 
-@node_rewriter([Alloc, AllocEmpty])
+@node_rewriter([Alloc, AllocEmpty, SpecifyShape])
 def local_static_alloc(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Make the sizes of new arrays static.
+    """Make the sizes of new arrays, and those that arrays are said to have, static.
 
     For example, the gradient of a mean allocates an array of the size of a convolution's output.
     """
-    first = int(isinstance(node.op, Alloc))
+    first = int(not isinstance(node.op, AllocEmpty))
     return _replaced(node, node.inputs[:first] + [_known(x) for x in node.inputs[first:]])
 
 
-@node_rewriter([Alloc, AllocEmpty])
+@node_rewriter([Alloc, AllocEmpty, SpecifyShape])
 def local_sizes_of_values(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
-    """Mark sizes of new arrays that depend on values, which JAX does not support."""
-    first = int(isinstance(node.op, Alloc))
+    """Mark such sizes that depend on values, which JAX does not support."""
+    first = int(not isinstance(node.op, AllocEmpty))
     mark = SizeOfValues(type(node.op).__name__)
     marked = [mark(x) if _is_of_values(x) else x for x in node.inputs[first:]]
     return _replaced(node, node.inputs[:first] + marked)
@@ -133,3 +134,15 @@ def local_static_ranges(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
 def local_static_shape(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
     """Make a new shape static as a whole, since PyTorch takes it as a tuple."""
     return _replaced(node, [node.inputs[0], _known(node.inputs[1])])
+
+
+@node_rewriter([ScalarFromTensor])
+def local_static_scalars(fgraph: FunctionGraph, node: Apply) -> list[Any] | None:
+    """Make sizes, and conditions on sizes, static: PyTorch has numbers there, and no arrays."""
+    if _is_static(node.inputs[0]) or node.inputs[0].type.dtype not in ("bool", "int64"):
+        return None
+    found = sizes_by_shapes(node.outputs[0])
+    if found is None:
+        return None
+    copy_stack_trace(node.outputs, found)
+    return [found]

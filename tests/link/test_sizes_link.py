@@ -55,20 +55,24 @@ def test_sizes_that_are_values_are_an_error():
         function(np.ones((2, 3, 4, 4)), np.ones((3, 4, 3, 2)), 1)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
+@pytest.fixture(
+    name="mode",
+    params=[
         pytest.param("JAX", marks=pytest.mark.needs("jax")),
         pytest.param("PYTORCH", marks=pytest.mark.needs("torch")),
     ],
 )
-def test_indices_that_broadcast(mode, monkeypatch):
-    """Sizes are reductions over the sizes of several indices, with comparisons of sizes."""
-    if mode == "PYTORCH":
+def mode_fixture(request, monkeypatch):
+    if request.param == "PYTORCH":
         import torch
 
         # The default backend compiles C++.
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    return request.param
+
+
+def test_indices_that_broadcast(mode):
+    """Sizes are reductions over the sizes of several indices, with comparisons of sizes."""
     rng = np.random.default_rng(0)
     values = [
         rng.standard_normal((3, 4, 6, 5)),
@@ -86,3 +90,24 @@ def test_indices_that_broadcast(mode, monkeypatch):
         found, pytensor.function(arguments, outputs, mode=PERFORM_MODE)(*values), strict=True
     ):
         assert_close(np.asarray(value), wanted, bound=1e-12)
+
+
+def test_conditions_on_sizes(mode):
+    """The wanted shape is checked, and the result has it: by values of size expressions."""
+    x, filters = pt.dtensor4("x"), pt.dtensor4("filters")
+    shape = pt.stack([x.shape[0], filters.shape[1] * 2, x.shape[2] * 0 + 4, x.shape[3] + 1])
+    out = nnet.conv2d_transpose(
+        x, filters, shape, input_dilation=(2, 2), filter_dilation=(3, 2), num_groups=2
+    )
+    values = np.ones((2, 4, 1, 2)), np.ones((4, 3, 2, 1))
+    found = pytensor.function([x, filters], out, mode=mode)(*values)
+    wanted = pytensor.function([x, filters], out, mode=PERFORM_MODE)(*values)
+    assert_close(np.asarray(found), wanted, bound=1e-12)
+
+
+@pytest.mark.needs("jax")
+def test_shape_that_is_a_value_is_an_error():
+    x, batch = pt.dvector("x"), pt.lscalar("batch")
+    function = pytensor.function([x, batch], pt.specify_shape(nnet.relu(x), batch), mode="JAX")
+    with pytest.raises(DnnNotSupportedError, match=r"SpecifyShape: .* depend only on the shapes"):
+        function(np.ones(2), 2)

@@ -19,6 +19,7 @@ from dnnops.rewriting.static_sizes import (
     local_static_parts,
     local_static_ranges,
     local_static_reshape,
+    local_static_scalars,
     local_static_shape,
     local_static_sizes,
 )
@@ -91,6 +92,7 @@ PASSES = (
             (local_static_parts, ("jax",)),
             (local_static_ranges, ("jax",)),
             (local_static_reshape, ("jax",)),
+            (local_static_scalars, (PYTORCH_TAG,)),
             (local_static_shape, (PYTORCH_TAG,)),
             (local_static_sizes, ("jax", PYTORCH_TAG)),
         )
