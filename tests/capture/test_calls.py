@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 import pytest
 
 from dnnops.capture.budget import (
@@ -15,6 +17,7 @@ from dnnops.capture.budget import (
     FREE_CAPTURES,
     KEPT_SIGNATURES,
     REPLAYS_PER_CAPTURE,
+    Budget,
 )
 from dnnops.capture.captured import Captured
 from dnnops.capture.graph import recorded
@@ -131,6 +134,64 @@ def test_captures_wait_for_twice_as_many_calls_each_time(called):
     assert made[FREE_CAPTURES - 1] == made[FREE_CAPTURES] == FREE_CAPTURES
     assert made[FREE_CAPTURES + FIRST_WAIT] == FREE_CAPTURES + 1
     assert made[-1] == FREE_CAPTURES + 3
+
+
+@pytest.fixture
+def sliced(devices, monkeypatch):
+    """Return a function that calls ``x[:n] * 2`` with some lengths, and its virtual machine."""
+    x, n = GpuArrayType("float32", (None,), 1)(), pt.lscalar("n")
+    with pytensor.config.change_flags(dnn__enabled="no_check"):
+        mode = pytensor.compile.get_mode("CUDNN")
+        graph = rewritten([x, n], [(x[:n] * 2).transfer("cuda1")], mode)
+    nodes = Nodes(graph)
+    vm = CapturingVM(nodes, graph, schedule(graph, nodes.nodes, nodes.thunks), required=False)
+    captures(vm, monkeypatch)
+    with devices.used(1):
+        nodes.storage_map[graph.inputs[0]][0] = devices.array(np.zeros(90))
+    nodes.storage_map[graph.inputs[1]][0] = np.int64(3)
+    (cell,) = vm._value_cells
+
+    def call(lengths):
+        for length in lengths:
+            cell[0] = np.int64(length)
+            vm()
+
+    return call, vm
+
+
+def test_only_values_that_come_again_are_captured(sliced):
+    call, vm = sliced
+    call([3] * (ORDINARY_CALLS + 1))
+    assert (vm.captures, vm.replays) == (1, 1)  # the first value of a shape
+    call(range(10, 50))
+    assert (vm.captures, vm.replays) == (1, 1)
+    call([20, 20, 3, 30])
+    assert (vm.captures, vm.replays, vm.reason) == (3, 5, "")
+
+
+def test_the_reason_names_the_node_and_what_to_do(sliced):
+    call, vm = sliced
+    call([3] * (ORDINARY_CALLS + 1))
+    assert vm.reason == ""
+    call([4])
+    assert re.search(r"a result of GpuWindow\{0:1\}.* depends on the value of .*mask", vm.reason)
+    call([3])
+    assert vm.reason == ""
+
+
+def test_values_are_counted_for_each_signature():
+    budget = Budget()
+    for signature in range(2):
+        assert budget.allows((signature, b"1"), 0, 0)
+        assert not budget.allows((signature, b"2"), 0, 0)
+        assert budget.allows((signature, b"2"), 0, 0)
+    budget.forget()
+    assert budget.allows((0, b"3"), 0, 0)
+    # Many values are forgotten, so that the next one is the first again.
+    for i in range(KEPT_SIGNATURES - 1):
+        assert not budget.allows((0, b"%d" % (i + 10)), 0, 0)
+    assert not budget.allows((0, b"new"), 0, 0)
+    assert not budget.allows((0, b"10"), 0, 0)
 
 
 def test_a_required_capture_never_stops(called):
