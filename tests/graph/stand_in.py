@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import dnnops.graph
-from dnnops.graph import plans
+from dnnops.graph import engines, plans
 from dnnops.graph.constants import find_constant
 from dnnops.graph.names import heur_mode
 
@@ -110,9 +110,10 @@ def planned(library: Library, patch: pytest.MonkeyPatch) -> Any:
     """Return a graph that a library plans."""
     used = type("Descriptor", (Descriptor,), {"library": library})
     Descriptor.library = library
-    patch.setattr(plans, "Descriptor", used)
-    patch.setattr(plans, "default_handle", lambda: "handle")
-    patch.setattr(plans, "current_device", lambda: 3)
+    for module in (engines, plans):
+        patch.setattr(module, "Descriptor", used)
+    patch.setattr(engines, "default_handle", lambda: "handle")
+    patch.setattr(engines, "current_device", lambda: 3)
     patch.setattr(plans, "get_last_error_string", lambda: library.last_error)
     graph = dnnops.graph.pygraph()
     graph._graph = used("OPERATIONGRAPH")
