@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.exceptions import ShapeError
 from pytensor.tensor.shape import Shape_i
 
@@ -52,13 +53,13 @@ def length_of(x: Any, axis: int, changes: int = _MOST_CHANGES) -> Any:
         return Shape_i(axis)(node.inputs[0])
     own: dict[Variable, tuple[Any, int]] = {}
     length = _inferred(node, node.outputs.index(x), axis, own)
-    if length is None or not _collect(length, own):
+    if length is None or not _collect(length, node, own):
         return None
     if length in own:
         return length_of(*own[length], changes)
     used = _reads(length) & own.keys()
     if not used:
-        return length
+        return pt.cast(length, "int64")
     found = {y: length_of(*own[y], changes - 1) for y in used} if changes else {}
     if not found or any(y is None for y in found.values()):
         return None
@@ -77,19 +78,27 @@ def _reads(length: Any) -> set[Variable]:
     return found
 
 
-def _collect(length: Any, own: dict[Variable, tuple[Any, int]]) -> bool:
+def _collect(length: Any, node: Apply, own: dict[Variable, tuple[Any, int]]) -> bool:
     """Add the lengths of computed arrays that a length reads; return whether there are only such.
 
-    Whole shapes, and elements, are not known before the graph runs.
+    Whole shapes, and elements, are not known before the graph runs. Nor are the node's own results,
+    and what Ops on the host infer from variables that stand for arrays on the device.
     """
+    leaves = set()
     for x in _reads(length):
         if is_on_device(x):
             return False
-        if x.owner is not None and isinstance(x.owner.op, Shape_i):
+        if x.owner is None and not isinstance(x, Constant) and x not in own:
+            leaves.add(x)
+        elif x.owner is not None and isinstance(x.owner.op, Shape_i):
             (array,) = x.owner.inputs
-            if is_on_device(array) and array.owner is not None:
+            if array in node.outputs:
+                return False
+            if array.owner is None:
+                leaves.add(array)
+            elif is_on_device(array):
                 own[x] = array, x.owner.op.i
-    return True
+    return not leaves or leaves.issubset(ancestors(node.inputs))
 
 
 def _inferred(node: Any, result: int, axis: int, own: dict[Variable, tuple[Any, int]]) -> Any:

@@ -118,6 +118,22 @@ def test_lengths_that_follow_from_inputs():
     assert [int(n) for n in f(np.zeros((2, 3, 7, 6), "float32"))] == [2, 4 * 5 * 4]
 
 
+def test_lengths_that_only_the_graph_knows():
+    """Of the elements that a mask selects, and of what only cuDNN can tell."""
+    x, mask, n = pt.fmatrix(), pt.bvector(), pt.lscalar()
+    chosen = (x * 2)[pt.eq(mask, 1)]
+    block = nnet.RNNBlock("float32", 8, 1, "gru")
+    w, sequences, state = pt.fvector(), pt.ftensor3(), pt.ftensor3()
+    run = block.apply(w, sequences, state)[0].owner
+    inputs, outputs = [x, mask, w, sequences, state, n], [chosen[n:] * 2, run.outputs[-1][n:] * 2]
+    with pytensor.config.change_flags(dnn__enabled="no_check", on_opt_error="raise"):
+        mode = pytensor.compile.get_mode("CUDNN")
+        graph = rewritten(inputs, [z.transfer("cuda") for z in outputs], mode)
+    assert "GpuWindow" not in {type(node.op).__name__ for node in graph.apply_nodes}
+    (reserve,) = (node.outputs[-1] for node in graph.apply_nodes if "RNN" in str(node.op))
+    assert length_of(reserve, 0) is None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("build", [rolled, changed])
 def test_numbers_that_change_are_captured_once(build):
