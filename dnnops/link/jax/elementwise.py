@@ -87,7 +87,8 @@ def activate(op: Activation, x: Any) -> tuple[Any]:
         return (jax.nn.sigmoid(x),)
     if op.mode == "elu":
         return (jax.nn.elu(x, op.coef),)
-    return (x * jax.nn.sigmoid(op.coef * x),)
+    gate = jax.nn.sigmoid(op.coef * x)
+    return (jnp.where(gate == 0, 0.0, x * gate),)
 
 
 @converts(WholeSoftmax)

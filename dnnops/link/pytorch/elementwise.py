@@ -123,7 +123,8 @@ def activate(op: Activation, x: Any) -> tuple[Any]:
         return (torch.sigmoid(x),)
     if op.mode == "elu":
         return (functional.elu(x, op.coef),)
-    return (x * torch.sigmoid(op.coef * x),)
+    gate = torch.sigmoid(op.coef * x)
+    return (torch.where(gate == 0, 0.0, x * gate),)
 
 
 @converts(WholeSoftmax)

@@ -135,7 +135,9 @@ class Activation(ExpandableOp, ActivationBase):
         elif self.mode == "elu":
             y = pt.switch(x > zero, x, coef * pt.expm1(x))
         else:
-            y = x * pt.sigmoid(x if self.coef == 1 else coef * x)
+            gate = pt.sigmoid(x if self.coef == 1 else coef * x)
+            # The limit, where the product of 0 and infinity would be NaN.
+            y = pt.switch(gate <= zero, zero, x * gate)
         return [pt.cast(y, dtype)]
 
     def perform(self, node: Apply, inputs: Any, output_storage: Any) -> None:
@@ -153,7 +155,9 @@ class Activation(ExpandableOp, ActivationBase):
         elif self.mode == "elu":
             y = np.where(wide > 0, wide, coef * np.expm1(np.minimum(wide, 0)))
         else:
-            y = wide * _sigmoid(coef * wide)
+            with np.errstate(over="ignore"):
+                gate = _sigmoid(coef * wide)
+            y = gate * np.where(gate == 0, np.sign(wide), wide)
         output_storage[0][0] = np.asarray(y, dtype=x.dtype)
 
 
@@ -401,7 +405,8 @@ def swish(x: Any, beta: float = 1.0) -> TensorVariable:
     Returns
     -------
     TensorVariable
-        Result with the shape and dtype of `x`.
+        Result with the shape and dtype of `x`. At the infinity where the sigmoid is 0, it is the
+        limit, 0; PyTorch's is NaN.
 
     Raises
     ------

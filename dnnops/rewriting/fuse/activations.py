@@ -96,7 +96,12 @@ def _clipped_relu(loop: Loop, x: Any) -> FoundActivation | None:
 
 
 def _swish(loop: Loop, x: Any) -> FoundActivation | None:
-    """Match ``z * sigmoid(beta * z)``."""
+    """Match ``z * sigmoid(beta * z)``, also if a switch replaces it by 0 where the sigmoid is 0."""
+    if (found := loop.operands(x, Switch)) and loop.number(found[1]) == 0:
+        x = uncast(found[2])
+        gates = [uncast(v) for v in loop.operands(x, Mul)]
+        if loop.relation(found[0], lambda v: any(v is gate for gate in gates)) != "<=":
+            return None
     factors = [uncast(v) for v in loop.operands(x, Mul)]
     if len(factors) != 2:
         return None

@@ -174,13 +174,14 @@ inline T tanh_of(T x) {
   return x == 0 ? x : x < 0 ? -result : result;
 }
 
-// factor / (1 + e^-(x + low)). NaN if the factor is infinite and the sigmoid underflows to 0.
+// factor / (1 + e^-(x + low)); 0 where that underflows, also for an infinite factor.
 template <class T>
 inline T sigmoid_times(T factor, T x, T low = 0) {
   const bool is_negative = x < 0;
   const T distance = is_negative ? x : -x, least = Format<T>::kLeastFactor;
   const Exponential<T> e(distance < least ? least : distance, is_negative ? low : -low);
-  factor = x < least ? factor * 0 : factor;
+  const T most = std::numeric_limits<T>::max(), finite = factor < -most ? -most : factor > most ? most : factor;
+  factor = x < least ? finite * 0 : factor;
   return (is_negative ? e.times(factor) : factor) / (1 + e.times(1));
 }
 
