@@ -1,6 +1,7 @@
-"""Layer and root-mean-square normalization, written as expressions.
+"""Layer and root-mean-square normalization.
 
-Rewrites recognize layer normalization and its gradient, and run each in one kernel.
+Layer normalization is a batch normalization over other axes. Otherwise, if the axes leave some that
+are not adjacent, it is an expression, as root-mean-square normalization is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from dnnops.arguments import is_int, number, shown
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.nnet.norm.batchnorm import BatchNormTrain
 from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import accumulator_dtype, check_broadcast, show_shape
 
@@ -76,25 +78,40 @@ def _normalized(
 def _by_standard_deviation(
     x: TensorVariable, axes: tuple[int, ...], epsilon: np.ndarray
 ) -> TensorVariable:
-    x = x.astype(epsilon.dtype)
-    centered = x - x.mean(axis=axes, keepdims=True)
-    if epsilon == 0:  # squares of small differences must not underflow either
-        return _by_root_mean_square(centered, axes, epsilon)
-    variance = pt.sqr(centered).mean(axis=axes, keepdims=True)
-    return centered / pt.sqrt(variance + epsilon)
+    ndim = x.type.ndim
+    left = [axis for axis in range(ndim) if axis - ndim not in axes]
+    if x.type.dtype != "float16" and left == list(range(left[0], left[-1] + 1) if left else []):
+        # The Op is right for numbers of any magnitude, whatever the linker.
+        ones = pt.ones([x.shape[i] if i in left else 1 for i in range(ndim)], dtype=x.type.dtype)
+        op: Any = BatchNormTrain(tuple(axis + ndim for axis in axes))
+        return op(x, ones, pt.zeros_like(ones), pt.constant(float(epsilon), dtype="float64"))[0]
+    scaled, least = _scaled(x, axes, epsilon)
+    centered = scaled - scaled.mean(axis=axes, keepdims=True)
+    return _divided(centered, axes, least)
 
 
 def _by_root_mean_square(
     x: TensorVariable, axes: tuple[int, ...], epsilon: np.ndarray
 ) -> TensorVariable:
+    scaled, least = _scaled(x, axes, epsilon)
+    return _divided(scaled, axes, least)
+
+
+def _divided(x: TensorVariable, axes: tuple[int, ...], epsilon: Any) -> TensorVariable:
+    return x / pt.sqrt(pt.sqr(x).mean(axis=axes, keepdims=True) + epsilon)
+
+
+def _scaled(
+    x: TensorVariable, axes: tuple[int, ...], epsilon: np.ndarray
+) -> tuple[TensorVariable, Any]:
+    """Multiply `x` by a number, and `epsilon` by its square."""
     wide = x.astype(epsilon.dtype)
     if x.type.dtype == "float16":  # no square of a float16 overflows in float32
-        return wide / pt.sqrt(pt.sqr(wide).mean(axis=axes, keepdims=True) + epsilon)
+        return wide, epsilon
     scale = _scale_of_squares(wide, axes, np.sqrt(epsilon))
     # A switch, because rewrites take factors of products out of sums, which would overflow.
     scaled = pt.switch(pt.isnan(scale), scale, wide * scale)
-    mean = pt.sqr(scaled).mean(axis=axes, keepdims=True)
-    return scaled / pt.sqrt(mean + pt.sqr(np.sqrt(epsilon) * scale))
+    return scaled, pt.sqr(np.sqrt(epsilon) * scale)
 
 
 def _scale_of_squares(x: TensorVariable, axes: tuple[int, ...], least: np.ndarray) -> Any:

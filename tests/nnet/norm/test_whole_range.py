@@ -84,6 +84,28 @@ def test_standardized(mode, dtype):
                     )
 
 
+@pytest.mark.parametrize("dtype", MAGNITUDES)
+@BOTH
+def test_layer_norm_with_an_epsilon(mode, dtype):
+    """It is an Op, or an expression if the axes leave some that are not adjacent."""
+    x, gy = (pt.tensor4(dtype=dtype) for _ in range(2))
+    outputs, axes = [], [(2, 3), (0, 2)]
+    for axis in axes:
+        y = nnet.layer_norm(x, axes=axis, epsilon=1e-5)
+        outputs += [y, pytensor.grad(None, x, known_grads={y: gy})]
+    f = pytensor.function([x, gy], outputs, mode=mode)
+    rng = np.random.default_rng(2)
+    values, top = (rng.standard_normal((2, 3, 4, 5)).astype(dtype) for _ in range(2))
+    for magnitude in MAGNITUDES[dtype][:2]:
+        given = (values * values.dtype.type(magnitude)).astype(dtype)
+        results = iter(f(given, top))
+        for axis in axes:
+            for expected in standardized(*(a.astype("longdouble") for a in (given, top)), axis):
+                size = np.abs(expected).max()
+                found = next(results).astype("longdouble") / size
+                assert_close(found, expected / size, bound=1e-5 if dtype == "float32" else 1e-11)
+
+
 def windowed(x: Any, gy: Any, axis: int) -> list[np.ndarray]:
     """Return the output and the gradient of a normalization by windows of 3 along an axis."""
 
