@@ -19,7 +19,6 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
   const int skipped = any.is_causal ? first / COLUMNS : 0;
   const int of_head = first < any.keys ? max((any.queries + COLUMNS - 1) / COLUMNS - skipped, 0) : 0;
   const int tiles = of_head * group;
-  const long long all_rows = (long long)gridDim.x / key_tiles * group * p.queries;
 
   OwnRows<DEPTH> key;
   OwnRows<VALUE_DEPTH> value;
@@ -35,9 +34,10 @@ KERNEL void __launch_bounds__(THREADS, LEAST_BLOCKS) attention_dkey(GRID_CONSTAN
       float *const numbers = to + COLUMNS * (DEPTH + VALUE_DEPTH);
       for (int k = threadIdx.x; k < TILES_ROW_NUMBERS * COLUMNS; k += THREADS) {
         const int row = query + k % COLUMNS;
-        const float *const from = p.rows + k / COLUMNS * all_rows;
+        // The heads of the whole batch: each of the three arrays has all their queries.
+        const long long heads = (long long)gridDim.x / key_tiles * group;
         if (row < any.queries)
-          copy_bytes<4>(numbers + k, from + ((long long)n * p.heads + head) * p.queries + row);
+          copy_bytes<4>(numbers + k, p.rows + (k / COLUMNS * heads + n * p.heads + head) * p.queries + row);
         else
           numbers[k] = 0;
       }
