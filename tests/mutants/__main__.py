@@ -146,11 +146,17 @@ def _is_equivalent(name: str) -> bool:
 
 
 def _annotations(code: str) -> list[Place]:
-    """Return where code is that never runs: annotations, and imports for type checkers."""
+    """Return where code is that says nothing about tests.
+
+    Annotations and imports for type checkers never run. ``strict=True`` of `zip` states that
+    lengths are equal, which holds for all inputs.
+    """
     nodes: list[Any] = []
     for node in ast.walk(ast.parse(code)):
         nodes += [getattr(node, "annotation", None), getattr(node, "returns", None)]
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes.append(node)
+        if isinstance(node, ast.keyword) and node.arg == "strict":
             nodes.append(node)
     return [
         ((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))

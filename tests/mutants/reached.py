@@ -7,10 +7,11 @@ recorded.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing import active_children
 from pathlib import Path
@@ -116,14 +117,14 @@ class Reached:
         self._processes: list[str] = record["processes"]
         self._lines: dict[str, dict[str, list[str]]] = record["lines"]
 
-    def tests(self, path: Path, lines: Iterable[int], seconds: float) -> Chosen:
+    def tests(self, path: Path, lines: Collection[int], seconds: float) -> Chosen:
         """Choose tests that reach one of some lines, the nearest and then the quickest first.
 
         Parameters
         ----------
         path : Path
             A module, relative to the checkout.
-        lines : iterable of int
+        lines : collection of int
             Lines of a statement. The first one that tests reach counts. If it only runs while the
             module is imported, all tests of the module count. If it does not run at all, it may run
             in other processes, so the tests that start some count.
@@ -137,7 +138,7 @@ class Reached:
         of_module = self._lines.get(str(path), {})
         found = [of_module[str(line)] for line in lines if str(line) in of_module]
         tests = next(filter(None, found), None)
-        if tests is None and found:
+        if tests is None and of_module and (found or not _is_in_function(path, min(lines))):
             tests = sorted(set().union(*of_module.values()))
         if tests is None:
             tests = self._processes
@@ -155,7 +156,16 @@ class Reached:
                 continue
             left -= self._seconds[test]
             chosen.append(test)
-        return Chosen(chosen, bool(found), seconds - left)
+        return Chosen(chosen, tests is not self._processes, seconds - left)
+
+
+def _is_in_function(path: Path, line: int) -> bool:
+    """Return whether a line runs only when a function is called."""
+    return any(
+        node.body[0].lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    )
 
 
 @dataclass(frozen=True)
