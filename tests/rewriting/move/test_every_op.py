@@ -170,3 +170,20 @@ def test_a_batched_inverse_takes_its_operand_from_the_device():
     names = [type(n.op).__name__ for n in graph.toposort()]
     assert names[-2:] == ["HostFromGpu", "Blockwise"]
     assert "GpuDot" in names
+
+
+@pytest.mark.parametrize(
+    "node", [x.owner for x in explicit() if x.owner.op.__module__ == blas.__name__], ids=str
+)
+def test_products_move_if_one_array_is_on_the_device(node):
+    """Their scalar factors stay on the host, and move nothing."""
+    for place, given in enumerate(node.inputs):
+        inputs = [x.type() for x in node.inputs]
+        inputs[place] = host_from_gpu(GpuArrayType("float32", given.type.shape)())
+        made = node.clone_with_new_inputs(inputs, strict=False)
+        graph = FunctionGraph(outputs=list(made.outputs), clone=False)
+        GraphToGpu().apply(graph)
+        (found,) = [n for n in graph.apply_nodes if len(n.inputs) == len(node.inputs) > 1]
+        on_device = [isinstance(x.type, GpuArrayType) for x in found.inputs]
+        is_array = [x.type.ndim > 0 for x in node.inputs]
+        assert on_device == (is_array if given.type.ndim else [False] * len(is_array))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -124,3 +126,17 @@ def test_ops_fused_with_a_sum_stay_on_the_device(make):
     assert "CAReduce" not in found
     transfers = [n for n in graph.toposort() if type(n.op).__name__ == "HostFromGpu"]
     assert all(n.inputs[0].owner is not None for n in transfers)
+
+
+def test_where_the_reduced_axes_are():
+    for ndim in range(1, 5):
+        for count in range(1, ndim + 1):
+            for axes in combinations(range(ndim), count):
+                kept = [i not in axes for i in range(ndim)]
+                if not any(kept):
+                    expected = "all"
+                elif kept == sorted(kept):
+                    expected = "first"
+                else:
+                    expected = "last" if kept == sorted(kept, reverse=True) else "other"
+                assert rewriting.axes_kind(axes, ndim) == expected
