@@ -24,7 +24,7 @@ from pytensor.tensor.shape import Reshape
 from dnnops.compat import axis_of, join_along
 from dnnops.rewriting.recognize.branches import Branches
 from dnnops.rewriting.recognize.exponents import MOVES, Powers, Scaled, merged, times
-from dnnops.rewriting.recognize.quotients import READ_OF, is_zeros
+from dnnops.rewriting.recognize.quotients import READ_OF, complement_of, is_zeros
 from dnnops.rewriting.recognize.scaled import ScaledValues
 from dnnops.rewriting.recognize.views import kind_of
 
@@ -54,7 +54,7 @@ class Cancelling:
         self.settled = settled
         self._fragile: dict[tuple[Any, bool], bool] = {}
         self._branches = Branches(values)
-        self._cancels = False
+        self._cancelled = set[Any]()
         self._leaves_divisor = False
 
     def product(self, x: Any) -> tuple[Any, bool] | None:
@@ -70,9 +70,25 @@ class Cancelling:
         tuple of Variable and bool, or None
             The value, and whether no other divisors are left; None if nothing cancels.
         """
-        self._cancels = self._leaves_divisor = False
+        self._cancelled, self._leaves_divisor = set(), False
         result = self._times(x, {}, {}, MAX_DEPTH)
-        return (result, not self._leaves_divisor) if self._cancels else None
+        return (result, not self._leaves_divisor) if self._cancelled else None
+
+    def times(self, x: Any, exponent: Any) -> Any:
+        """Return a variable times the exponential of an exponent, or None if that cancels nothing.
+
+        Parameters
+        ----------
+        x, exponent : Variable
+
+        Returns
+        -------
+        Variable or None
+        """
+        self._cancelled = set()
+        result = self._times(x, {exponent: 1}, {}, MAX_DEPTH)
+        is_divisor = any(self._is_moved_from(y, (exponent,)) for y in self._cancelled)
+        return result if is_divisor else None
 
     def is_fragile(self, x: Any) -> bool:
         """Return whether a variable is linear in a quotient whose divisor may underflow.
@@ -151,8 +167,9 @@ class Cancelling:
         return x in exponents
 
     def _combined(self, one: Powers, other: Powers) -> Powers:
-        signs = {power > 0 for powers in (one, other) for power in powers.values()}
-        self._cancels |= len(signs) == 2
+        parts = [y for powers in (one, other) for y in powers.items()]
+        signs = {power > 0 for _, power in parts}
+        self._cancelled |= {x for x, power in parts if power < 0} if len(signs) == 2 else set()
         return merged([one, other])
 
     def _given(self, powers: Powers, known: dict[Any, bool]) -> Powers:
@@ -306,7 +323,7 @@ def _factors_of(x: Any) -> Iterator[tuple[int, Any]]:
             waiting += [(-sign, divisor), (sign, dividend)]
         elif kind is scalars.Reciprocal:
             waiting.append((-sign, x.owner.inputs[0]))
-        elif kind is scalars.Neg:
+        elif kind is scalars.Neg and complement_of(x) is None:
             waiting.append((sign, x.owner.inputs[0]))
             yield 1, pt.constant(np.asarray(-1, x.type.dtype))
         else:

@@ -22,7 +22,7 @@ from dnnops.compat import arrays_of, axis_of
 from dnnops.rewriting.recognize.quotients import READS
 from dnnops.rewriting.recognize.views import View, kind_of, number_of
 
-__all__ = ["MOVES", "Exponents", "Powers", "Scaled", "constant_like", "merged", "times"]
+__all__ = ["MOVES", "Exponents", "Powers", "Scaled", "constant_like", "finite", "merged", "times"]
 
 #: Ops that move or pick elements.
 MOVES = (DimShuffle, Reshape, *READS)
@@ -81,6 +81,8 @@ class Exponents:
         Exponents that are no smaller than any other in the terms of a sum.
     unbounded : set of Variable
         Exponents whose exponentials may be infinite.
+    complements : dict
+        Differences of a softmax from 1, by the logarithms of the softmax.
     """
 
     def __init__(self, fgraph: FunctionGraph):
@@ -91,6 +93,7 @@ class Exponents:
         self._pairs: dict[Any, tuple[Any, Any]] = {}
         self.largest: set[Any] = set()
         self.unbounded: set[Any] = set()
+        self.complements: dict[Any, Any] = {}
 
     def apply(self, op: Any, *inputs: Any, index: int = 0) -> Any:
         """Apply an Op, or return the result of an equal node."""
@@ -219,6 +222,11 @@ class Exponents:
 def constant_like(number: float, x: Any) -> Any:
     """Return a number with the dtype of `x`."""
     return np.asarray(number, x.type.dtype)
+
+
+def finite(x: Any) -> Any:
+    """Replace infinities with zeros."""
+    return pt.switch(pt.isinf(x), constant_like(0, x), x)
 
 
 def _raised(x: Any, power: float) -> Any:

@@ -147,8 +147,10 @@ def uncast(x: Any) -> Any:
 
 
 def complement_of(x: Any) -> Any:
-    """Return `z` of ``1 - z`` or ``1 + -z``, else None."""
+    """Return `z` of ``1 - z``, ``1 + -z`` or ``-(z - 1)``, else None."""
     x = uncast(x)
+    if (negated := inputs_of(x, Neg)) and (terms := inputs_of(negated[0], Sub)):
+        return terms[0] if number_of(terms[1]) == 1 else None
     terms = inputs_of(x, Sub, Add) or []
     if len(terms) != 2:
         return None

@@ -28,11 +28,12 @@ from pytensor.tensor.math import Max, Sum, switch
 from pytensor.tensor.special import LogSoftmax, Softmax
 
 from dnnops.compat import arrays_of, axis_of, join_along
+from dnnops.rewriting.recognize.complements import complement_of_softmax
 from dnnops.rewriting.recognize.exponents import (
     MOVES,
     Exponents,
     Scaled,
-    constant_like,
+    finite,
     merged,
     times,
 )
@@ -70,7 +71,7 @@ class ScaledValues(Exponents):
         if x.type.dtype != dtype or (e, dtype) in self._read:
             return
         axes = tuple(range(x.type.ndim)) if axis is None else axis
-        largest = _finite(x.max(axis=axes, keepdims=True))
+        largest = finite(x.max(axis=axes, keepdims=True))
         sums = pt.log(pt.exp(x - largest).sum(axis=axes, keepdims=True)) + largest
         dropped = sums.dimshuffle([i for i in range(x.type.ndim) if i not in axes])
         self.unbounded.add(sums)
@@ -141,8 +142,10 @@ class ScaledValues(Exponents):
         if kind is scalars.Cast:
             is_float = inputs[0].type.dtype.startswith("float")
             return self.read(inputs[0], dtype, depth) if is_float else None
+        if kind in (scalars.Add, scalars.Sub, scalars.Neg) and (z := complement_of(x)) is not None:
+            return self.complement(z, dtype, depth)
         if kind in (scalars.Add, scalars.Sub):
-            return self._total(x, kind, inputs, dtype, depth)
+            return self._total(kind, inputs, dtype, depth)
         if kind in (scalars.Mul, scalars.TrueDiv, scalars.Reciprocal, scalars.Neg):
             return self._product(kind, inputs, dtype, depth)
         if kind in (scalars.Pow, scalars.Sqrt, scalars.Sqr):
@@ -176,7 +179,7 @@ class ScaledValues(Exponents):
         if (t := _squared(z)) is not None and kind_of(t) is scalars.Tanh:
             return self._tanh(t.owner.inputs[0].astype(dtype), (False, True))
         if type(z.owner.op) is Softmax:
-            return self._complement_of_softmax(z, dtype)
+            return self.probability(complement_of_softmax(self, z, dtype).log, None)
         if type(z.owner.op) in MOVES:
             found = self.complement(inputs[0], dtype, depth - 1)
             return None if found is None else found.map(lambda part: self.move(z, part))
@@ -197,21 +200,6 @@ class ScaledValues(Exponents):
         parts = [self.sigmoid(twice, is_complement=sign) for sign in signs]
         mantissa = pt.constant(np.asarray(2.0 ** len(signs), x.type.dtype))
         return Scaled(mantissa, merged(part.powers for part in parts))
-
-    def _complement_of_softmax(self, sm: Any, dtype: str) -> Scaled:
-        """Return one less a softmax: the sum of the others, where it may round to 1."""
-        op = sm.owner.op
-        logs = self.apply(LogSoftmax(axis=op.axis), sm.owner.inputs[0].astype(dtype))
-        key = ("complement", logs)
-        if key not in self._nodes:
-            is_most = logs > np.log(0.5).astype(dtype)
-            others = pt.switch(is_most, np.asarray(-np.inf, dtype), logs)
-            largest = _finite(others.max(axis=op.axis, keepdims=True))
-            total = pt.exp(others - largest).sum(axis=op.axis, keepdims=True)
-            rest = pt.log1p(-pt.switch(is_most, np.asarray(0, dtype), sm.astype(dtype)))
-            found = pt.switch(is_most, pt.log(total) + largest, rest)
-            self._nodes[key] = found.owner
-        return self.probability(self._nodes[key].outputs[0], None)
 
     # Operations
 
@@ -244,9 +232,7 @@ class ScaledValues(Exponents):
         exponent = self.apply(pt.mul, self.exponent(base.powers), inputs[1].astype(dtype))
         return Scaled(mantissa, {exponent: 1})
 
-    def _total(self, x: Any, kind: Any, inputs: Any, dtype: str, depth: int) -> Scaled | None:
-        if (z := complement_of(x)) is not None:
-            return self.complement(z, dtype, depth)
+    def _total(self, kind: Any, inputs: Any, dtype: str, depth: int) -> Scaled | None:
         if kind is scalars.Add and len(inputs) == 2:
             for one, z in (inputs, inputs[::-1]):
                 if kind_of(uncast(z)) is scalars.Tanh and number_of(one) == 1:
@@ -259,7 +245,7 @@ class ScaledValues(Exponents):
                 return None
             terms.append(_negated(term, dtype) if kind is scalars.Sub and i else term)
         exponents = [self._of_nonzero(term) for term in terms]
-        largest = _finite(reduce(pt.maximum, exponents))
+        largest = finite(reduce(pt.maximum, exponents))
         parts = [
             times(term.mantissa, pt.exp(e - largest))
             for term, e in zip(terms, exponents, strict=True)
@@ -271,7 +257,7 @@ class ScaledValues(Exponents):
     def _sum(self, x: Any, op: Any, inner: Scaled) -> Scaled:
         exponent = self._of_nonzero(inner)
         axis = tuple(range(x.type.ndim)) if op.axis is None else op.axis
-        largest = _finite(exponent.max(axis=axis, keepdims=True))
+        largest = finite(exponent.max(axis=axis, keepdims=True))
         terms = times(inner.mantissa, pt.exp(exponent - largest))
         dropped = largest.dimshuffle([i for i in range(x.type.ndim) if i not in axis])
         if _is_nonzero(inner):
@@ -347,8 +333,3 @@ def _negated(term: Scaled, dtype: str) -> Scaled:
 def _is_nonzero(term: Scaled) -> bool:
     """Return whether the exponent of a term always counts among those of a sum."""
     return term.mantissa is None or bool(number_of(term.mantissa))
-
-
-def _finite(x: Any) -> Any:
-    """Replace infinities with zeros."""
-    return pt.switch(pt.isinf(x), constant_like(0, x), x)

@@ -28,7 +28,13 @@ from dnnops.rewriting.recognize.matching import Slot, match
 from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kept_sum_of
 from dnnops.runtime.op import MAX_NDIM
 
-__all__ = ["LocalSoftmaxGrad", "LocalWholeSoftmax", "local_softmax_of_exponentials", "softmax_axes"]
+__all__ = [
+    "LocalSoftmaxGrad",
+    "LocalWholeSoftmax",
+    "local_softmax_of_exponentials",
+    "softmax_axes",
+    "softmax_gradient_of",
+]
 
 
 def _is_softmax(view: View) -> bool:
@@ -46,6 +52,23 @@ def softmax_axes(axis: tuple[int, ...] | None, ndim: int) -> tuple[int, ...] | N
         return None
     axes = tuple(range(ndim)) if axis is None else tuple(sorted(a % ndim for a in axis))
     return axes or None
+
+
+def softmax_gradient_of(x: Any) -> tuple[Any, Any, tuple[int, ...]] | None:
+    """Read the gradient of a softmax or of its logarithm.
+
+    Returns
+    -------
+    tuple of Variable, Variable and tuple of int, or None
+        The minuend, the softmax and its axes.
+    """
+    found = match(_GRADIENT, x)
+    if found is None:
+        return None
+    minuend, sm = x.owner.inputs[0], found["softmax"].variable
+    axis = softmax_axes(sm.owner.op.axis, sm.type.ndim)
+    summand, summed = kept_sum_of(found["sum"]) or (None, None)
+    return (minuend, sm, axis) if axis and summed == axis and summand is minuend else None
 
 
 def _with_neighbors(
@@ -85,14 +108,10 @@ class LocalSoftmaxGrad(_OfDtypes):
     ) -> list[Variable] | None:
         if node.op != sub or not self.takes_dtype(node.outputs[0].type.dtype):
             return None
-        found = match(_GRADIENT, node.outputs[0])
+        found = softmax_gradient_of(node.outputs[0])
         if found is None:
             return None
-        minuend, sm = node.inputs[0], found["softmax"].variable
-        axis = softmax_axes(sm.owner.op.axis, sm.type.ndim)
-        summand, summed = kept_sum_of(found["sum"]) or (None, None)
-        if axis is None or summed != axis or summand is not minuend:
-            return None
+        minuend, sm, axis = found
         if minuend.type.dtype != sm.type.dtype:
             return None
         result = self._grad(minuend, sm, axis)

@@ -23,6 +23,7 @@ from pytensor.tensor.basic import Join, cast, constant, second
 from pytensor.tensor.math import Max, Sum, add
 from pytensor.tensor.special import LogSoftmax, Softmax
 
+from dnnops.rewriting.recognize.beside_one import gradient_beside_one
 from dnnops.rewriting.recognize.cancelling import Cancelling
 from dnnops.rewriting.recognize.exponents import MOVES
 from dnnops.rewriting.recognize.scaled import ScaledValues
@@ -146,7 +147,12 @@ class StableLogarithms(GraphRewriter):
                 # PyTensor cancels a logarithm of odds with a sigmoid.
                 if Sigmoid not in _uses_of(fgraph, old):
                     result = _logarithm(node, kind, values)
-            elif kind in (scalars.Mul, scalars.TrueDiv) and dtype.startswith("float"):
+            elif not dtype.startswith("float"):
+                continue
+            elif kind is scalars.Sub and values.complements:
+                within = cancelling.setdefault(dtype, Cancelling(values, dtype, settled))
+                result = gradient_beside_one(old, within)
+            elif kind in (scalars.Mul, scalars.TrueDiv):
                 within = cancelling.setdefault(dtype, Cancelling(values, dtype, settled))
                 if _is_whole(fgraph, node) and within.is_fragile(old):
                     result, is_settled = within.product(old) or (None, False)

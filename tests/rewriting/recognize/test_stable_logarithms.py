@@ -72,6 +72,25 @@ OF_SOFTMAX: dict[str, Callable[[Any, Any], Any]] = {
 }
 #: Those whose second derivatives are tested.
 SECOND = ("labels", "categorical_crossentropy", "one-hot sum", "stack", "product", "where")
+#: Expressions of a softmax `p`, of `c`, which is ``1 - p``, of labels `y` and one-hot labels `h`.
+OF_COMPLEMENT: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "logarithm": lambda p, c, y, h: pt.log(c),
+    "half": lambda p, c, y, h: pt.log2(c / 2),
+    "labels": lambda p, c, y, h: pt.log(c[rows(y), y]),
+    "column": lambda p, c, y, h: pt.log(c[:, 1]),
+    "transposed": lambda p, c, y, h: pt.log(pt.sqrt(c.T)),
+    "product": lambda p, c, y, h: pt.log(p[:, 0] * c[:, 1]),
+    "quotient": lambda p, c, y, h: pt.log(p / c),
+    "switch": lambda p, c, y, h: pt.log(pt.switch(h, p, c)),
+    "cross-entropy": lambda p, c, y, h: h * pt.log(p) + (1 - h) * pt.log(c),
+    "beside others": lambda p, c, y, h: pt.log(c)[rows(y), y] + pt.log(p[:, 1]) + (p**2).sum(1),
+}
+#: ``1 - p`` as users write it.
+COMPLEMENTS: dict[str, Callable[[Any], Any]] = {
+    "1 - p": lambda p: 1 - p,
+    "1 + -p": lambda p: 1 + -p,
+    "-(p - 1)": lambda p: -(p - 1),
+}
 #: Expressions of a sigmoid `s`, of `c`, which is ``1 - s``, and targets `y`.
 OF_SIGMOID: dict[str, Callable[[Any, Any, Any], Any]] = {
     "switch": lambda s, c, y: pt.log(pt.switch(y, s, c)),
@@ -184,6 +203,23 @@ def check_sigmoid(
 
 def test_softmax():
     check_softmax(ALONE, 1)
+
+
+def complement_graph(dtype: str, makes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    x, y = pt.tensor("x", dtype=dtype, shape=(None, None)), pt.lvector("y")
+    p = softmax(x, axis=1)
+    cs = [make(p) for make in makes]
+    forms = [form(p, c, y, one_hot(y)) for c in cs for form in OF_COMPLEMENT.values()]
+    return [x, y], [z for form in forms for z in results(form, x, 1)]
+
+
+def test_one_less_a_softmax():
+    f = pytensor.function(*complement_graph("float32", list(COMPLEMENTS.values())), mode=ALONE)
+    # The sum of the others is exact.
+    reference = [lambda p: p @ (1 - pt.eye(3))] * len(COMPLEMENTS)
+    oracle = pytensor.function(*complement_graph("float64", reference), mode=PERFORM_MODE)
+    names = [f"{name}, {of}, {i}" for name in COMPLEMENTS for of in OF_COMPLEMENT for i in "01"]
+    check(f(SCORES.astype("float32"), LABELS), oracle(SCORES, LABELS), names)
 
 
 def test_second_derivatives_of_softmax():
