@@ -28,6 +28,7 @@ from pytensor.tensor.elemwise import DimShuffle
 
 from dnnops.gpuarray.basic import GpuARange, GpuDimShuffle
 from dnnops.gpuarray.elemwise import GpuElemwise
+from dnnops.gpuarray.op import is_on_device
 from dnnops.gpuarray.windows.op import Window
 from dnnops.rewriting.move.lengths import length_of
 
@@ -44,7 +45,7 @@ def masked_change(
     x : GpuArrayVariable
         Whole array.
     y : Variable
-        Scalar on the host or on the device.
+        Scalar on the host, or array on the device with one element.
     windows, operands : sequence
         The part; see `dnnops.gpuarray.windows.op.GpuWindow`.
     sets : bool
@@ -58,6 +59,10 @@ def masked_change(
     """
     if any(abs(window.step) != 1 for window in windows):
         return None
+    if is_on_device(y):
+        own = y.type.ndim
+        order = ["x"] * (x.type.ndim - own) + [*range(own)]
+        y = GpuDimShuffle(DimShuffle(input_ndim=own, new_order=order)).make_node(y).outputs[0]
     arrays, bounds = [x, y], iter(operands)
     for window in windows:
         length = length_of(x, window.axis)

@@ -331,8 +331,8 @@ def lift_inc_subtensor(node: Apply, inputs: list[Any], context: LiftContext) -> 
         y = _scalar_or_device(inputs[1], context, device)
         return GpuIncSubtensor(node.op).make_node(x, y, *indices).outputs
     windows, operands = found
-    if _is_scalar(inputs[1]) and not is_on_device(inputs[1]) and _is_open(node):
-        y = _as_host_scalar(inputs[1])
+    if _is_open(node) and all(inputs[1].type.broadcastable):
+        y = _scalar_or_device(inputs[1], context, device)
         sets = node.op.set_instead_of_inc
         changed = masked_change(x, y, windows, operands, sets=sets)
         if changed is not None:
