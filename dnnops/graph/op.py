@@ -229,6 +229,14 @@ class DeclaredGraph(ExpandableOp, ExpressionOp):
             for port, result in node.expressions(operands).items():
                 tensor = node.outputs[port]
                 dtype = self._host_variable(tensor).type.dtype
+                given = result.type.shape
+                if len(given) != len(tensor.dim) or any(
+                    n not in (None, k) for n, k in zip(given, tensor.dim, strict=True)
+                ):
+                    raise DnnValueError(
+                        f"{node.where}: the operands give {port} the shape {given}; expected"
+                        f" {tuple(tensor.dim)}"
+                    )
                 values[tensor.uid] = pt.specify_shape(pt.cast(result, dtype), tensor.dim)
         return [values[t.uid] for t in self.results]
 

@@ -114,6 +114,11 @@ class ExpressionOp(Op):
         )
         replacements = {**dict(zip(own, inputs, strict=True)), **_swapped(stand_ins)}
         found = dict(zip(by, _replace(gradients, replacements), strict=True))
+        # The pattern may connect more than the expressions do; PyTensor then expects zeros.
+        given = [k for k, g in enumerate(cotangents) if is_connected(g)]
+        for i, gradient in found.items():
+            if not is_connected(gradient) and any(pattern[i][k] for k in given):
+                found[i] = pt.zeros_like(inputs[i])
         by_inputs = [found.get(i, disconnected_type()) for i in range(len(own))]
         return _as_dtypes_of(inputs, by_inputs)
 

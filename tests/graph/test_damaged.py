@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -70,6 +71,8 @@ def test_a_changed_value(name):
                 assert tensor.span > 0
                 assert tensor.is_packed in (True, False)
             assert str(read(json.loads(graph.serialize()))) == str(graph)
+            with contextlib.suppress(DnnError):
+                assert graph.as_op().results
     assert refused > 50
 
 
@@ -137,4 +140,26 @@ def test_operations_in_another_order():
     data = stored("conv_bias_relu")
     data["nodes"].reverse()
     with pytest.raises(DnnValueError, match="before it is computed"):
+        read(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "port", "words"),
+    [
+        ("batchnorm_inference", "MEAN", r"MEAN \[1, 18, 1, 1\] does not broadcast to X"),
+        ("batchnorm_inference", "INV_VARIANCE", "INV_VARIANCE .* does not broadcast to X"),
+        ("batchnorm", "PREV_RUNNING_VAR", "PREV_RUNNING_VAR .* does not broadcast to X"),
+        ("batchnorm", "MOMENTUM", "MOMENTUM has dim .* expected one element"),
+        ("layernorm", "EPSILON", "EPSILON has dim .* expected one element"),
+    ],
+)
+def test_operands_of_a_normalization(name, port, words):
+    data = stored(name)
+    inputs = data["nodes"][0]["inputs"]
+    if port in ("MOMENTUM", "EPSILON"):
+        inputs[port] = inputs["X"]
+    else:
+        (tensor,) = (x for x in data["tensors"] if x["name"] == inputs[port])
+        tensor |= {"dim": [1, 18, 1, 1], "stride": [18, 1, 18, 18]}
+    with pytest.raises(DnnValueError, match=words):
         read(data)

@@ -20,6 +20,7 @@ from dnnops.nnet import conv2d
 from tests.gpu.compiled import check_module
 from tests.graph.declarations import channels_last
 from tests.graph.planning import declared
+from tests.oracle import PERFORM_MODE
 
 FLOAT = cudnn.data_type.FLOAT
 
@@ -48,6 +49,22 @@ def values(dtype="float32"):
 def variables(dtype="float32"):
     shapes = {"x": (None,) * 4, "w": (None,) * 4, "b": (1, None, 1, 1)}
     return [pt.tensor(name, dtype=dtype, shape=shape) for name, shape in shapes.items()]
+
+
+def test_gradient_of_a_result_that_an_operand_does_not_affect():
+    """Layer normalization also returns its means, on which scale and bias have no influence."""
+    op = declared("layernorm")[0].as_op()
+    inputs = [
+        pt.tensor(dtype=dtype, shape=x.dim)
+        for x, dtype in zip(op.operands[:3], ("float16", "float32", "float32"), strict=True)
+    ]
+    mean = op(*inputs, 1e-5)[1]
+    found = pytensor.function(inputs, pytensor.grad(mean.sum(), inputs), mode=PERFORM_MODE)(
+        *(np.ones(x.type.shape, x.type.dtype) for x in inputs)
+    )
+    np.testing.assert_allclose(found[0], np.full(inputs[0].type.shape, 1 / 64), rtol=1e-3)
+    for gradient, x in zip(found[1:], inputs[1:], strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros(x.type.shape, "float32"))
 
 
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", "ONEDNN"])

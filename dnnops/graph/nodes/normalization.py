@@ -45,6 +45,8 @@ class _Norm(Node):
         }[self.mode] + self.suffix
 
     suffix = ""
+    #: Operands that broadcast to the data.
+    vectors: ClassVar[tuple[str, ...]] = ("SCALE", "BIAS", "PREV_RUNNING_MEAN", "PREV_RUNNING_VAR")
 
     def axes(self) -> list[int]:
         """Return the axes along which statistics are computed."""
@@ -56,8 +58,13 @@ class _Norm(Node):
         return [1 if axis in reduced else n for axis, n in enumerate(self.inputs["X"].dim)]
 
     def check_operands(self) -> None:
-        """Check that scale and bias broadcast to the data."""
-        for port in ("SCALE", "BIAS"):
+        """Check that vectors broadcast to the data, and that numbers have one element."""
+        for port in ("EPSILON", "MOMENTUM"):
+            if port in self.inputs and any(n != 1 for n in self.inputs[port].dim):
+                raise DnnValueError(
+                    f"{self.where}: {port} has dim {self.inputs[port].dim}; expected one element"
+                )
+        for port in self.vectors:
             if port in self.inputs:
                 x, other = self.dims("X", port)
                 if any(n not in (1, size) for n, size in zip(other, x, strict=True)):
@@ -243,6 +250,7 @@ class BatchNormInference(_Norm):
     """Batch normalization with given statistics."""
 
     suffix = "_INFERENCE"
+    vectors = ("SCALE", "BIAS", "MEAN", "INV_VARIANCE")
     results = ("Y",)
 
     def infer(self) -> None:
