@@ -110,7 +110,8 @@ def _scaled(
         return wide, epsilon
     scale = _scale_of_squares(wide, axes, np.sqrt(epsilon))
     # A switch, because rewrites take factors of products out of sums, which would overflow.
-    scaled = pt.switch(pt.isnan(scale), scale, wide * scale)
+    # The sum is NaN, and has a gradient, which is NaN, too.
+    scaled = pt.switch(pt.isnan(scale), wide + scale, wide * scale)
     return scaled, pt.sqr(np.sqrt(epsilon) * scale)
 
 

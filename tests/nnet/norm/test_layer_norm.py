@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from dnnops.errors import DnnTypeError, DnnValueError
+from dnnops.modes import OneDnnMode
 from dnnops.nnet import layer_norm, rms_norm
 from tests.oracle import PERFORM_MODE, RELATIVE_ERROR, check_gradient
 
@@ -91,6 +92,11 @@ def test_rms_norm_of_special_rows():
     np.testing.assert_array_equal(found[:3], [[0, 0, 0], [np.nan, 0, 0], [np.nan] * 3])
     np.testing.assert_allclose(found[3], [3**-0.5, 2 * 3**-0.5, 2 * 3**-0.5], rtol=1e-4)
     assert run(rms_norm(x), [x], [rows[:, :0]]).shape == (4, 0)
+    gradient = pytensor.grad(rms_norm(x).sum(dtype="float32"), x)
+    for mode in (PERFORM_MODE, OneDnnMode(linker="py")):
+        is_nan = np.isnan(run(gradient, [x], [rows], mode))
+        np.testing.assert_array_equal(is_nan.any(axis=1), [False, True, True, False])
+        assert is_nan[2].all()
     assert run(rms_norm(x), [x], [rows[:0]]).shape == (0, 3)
 
 
