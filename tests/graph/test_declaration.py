@@ -323,6 +323,8 @@ def test_invalid_graphs(declare, words):
         (lambda g, x: g.tensor([2**70]), DnnValueError, "64 bits"),
         (lambda g, x: g.tensor([2], uid=1.5), DnnTypeError, "uid of .* must be an integer"),
         (lambda g, x: g.tensor([2], ragged_offset="o"), DnnTypeError, "another tensor"),
+        (lambda g, x: x.set_ragged_offset(x), DnnTypeError, "another tensor"),
+        (lambda g, x: x.set_ragged_offset(new().tensor([2])), DnnTypeError, "another tensor"),
         (lambda g, x: g.tensor([2], reordering_type="NONE"), DnnTypeError, "tensor_reordering"),
         (lambda g, x: g.tensor_scalar("a"), DnnTypeError, "is a number"),
         (lambda g, x: g.tensor_scalar(1.5, "int32"), DnnValueError, "not int32"),
@@ -560,3 +562,23 @@ def test_deserialize_needs_an_empty_graph():
     graph, _ = declared("conv")
     with pytest.raises(DnnValueError, match="not empty"):
         graph.deserialize(graph.serialize())
+
+
+def test_what_the_gradient_of_pooling_needs():
+    """For maxima, their positions, or the input and the output; for averages, neither."""
+    for mode in (
+        m for m in cudnn.resample_mode if m.name in ("MAXPOOL", "AVGPOOL_INCLUDE_PADDING")
+    ):
+        for given in range(8):
+            graph = new()
+            loss, index, x, y = (graph.tensor([2, 8, n, n]) for n in (4, 4, 8, 4))
+            operands = {"index": index, "input": x, "output": y}
+            chosen = {k: v for i, (k, v) in enumerate(operands.items()) if given >> i & 1}
+            needs = mode.name == "MAXPOOL"
+            if needs and "index" not in chosen and not {"input", "output"} <= set(chosen):
+                with pytest.raises(DnnValueError, match="needs index, or input and output"):
+                    graph.resample_backward(loss, mode, [2, 2], [2, 2], **chosen)
+            else:
+                graph.resample_backward(loss, mode, [2, 2], [2, 2], **chosen)
+                ports = {"index": "INDEX", "input": "X", "output": "Y"}
+                assert set(graph.nodes[0].inputs) == {"DY", *(ports[key] for key in chosen)}

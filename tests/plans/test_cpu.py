@@ -410,6 +410,37 @@ def test_which_plans_are_timed_in_full(monkeypatch: pytest.MonkeyPatch):
                         best = min(best, time)
 
 
+def test_how_much_of_a_convolution_is_a_part():
+    """One image, whose largest axes are halved until it takes 1e8 operations, or are of size 1."""
+    rng = np.random.default_rng(2)
+
+    def steps(size: int) -> list[int]:
+        sizes = [size]
+        while sizes[-1] > 1:
+            sizes.append(-(-sizes[-1] // 2))
+        return sizes
+
+    for _ in range(300):
+        ndim = int(rng.integers(1, 4))
+        channels = np.exp(rng.uniform(0, 10, 2)).astype(int).tolist()
+        filters = (*channels, *rng.integers(1, 6, ndim).tolist())
+        top = (int(rng.integers(1, 9)), channels[0], *rng.integers(1, 300, ndim).tolist())
+        part = plan_list._shrunk(filters, top)
+        assert part[:2] == [1, channels[0]]
+        halved = [steps(whole).index(size) for whole, size in zip(top[2:], part[2:], strict=True)]
+        flops = plan_list.conv_flops(filters, part)
+        assert flops <= 1e8 or set(part[2:]) == {1}
+        # With one step less along some axis, it would take too long.
+        before = [
+            [*part[: 2 + i], steps(top[2 + i])[count - 1], *part[3 + i :]]
+            for i, count in enumerate(halved)
+            if count
+        ]
+        assert not before or any(plan_list.conv_flops(filters, x) > 1e8 for x in before)
+        longest = max(before, key=max, default=part)
+        assert max(part[2:]) <= max(longest[2:])
+
+
 @every_op
 @fuzz(max_examples=20, case=conv_cases(max_channels=20, max_size=20, max_kernel=4))
 def test_parts_are_convolutions_of_the_same_kind(index, case):

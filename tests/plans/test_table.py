@@ -77,3 +77,17 @@ def test_the_fastest_plan_stands_out():
     assert plan_table([FAST, SLOW], FLOPS).row_styles == {0: "green"}
     assert not plan_table([REFUSED], FLOPS).row_styles
     assert not plan_table([], FLOPS).row_styles
+
+
+def test_three_digits_or_whole_numbers():
+    for energy, text in (
+        (0.0, "0"),
+        (0.012349, "0.0123"),
+        (99.96, "100"),
+        (999.49, "999"),
+        (999.5, "1000"),
+        (1000.4, "1000"),
+        (123456.7, "123457"),
+    ):
+        plan = ConvPlan("FFT", "forward", "legacy", energy_mj=energy)
+        assert cells([plan])["mJ"] == [text]
