@@ -80,6 +80,50 @@ T __ldg(const T *from) {
   return value;
 }
 
+// Kernels run with subnormal numbers flushed to zero, as CuPy has them compiled; these do not.
+#if defined(__SSE__)
+constexpr unsigned FLUSHES = 0x8040;  // operands and results
+class Flushing {
+ public:
+  explicit Flushing(bool flushes) : before_(__builtin_ia32_stmxcsr()) {
+    __builtin_ia32_ldmxcsr(flushes ? before_ | FLUSHES : before_ & ~FLUSHES);
+  }
+  ~Flushing() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  unsigned before_;
+};
+#else
+struct Flushing {
+  explicit Flushing(bool) {}
+};
+#endif
+// Volatile, so that the compiler moves nothing out of the scope of the mode.
+inline float multiply_add(float x, float y, float z) {
+  const Flushing none(false);
+  volatile float a = x, b = y, c = z;
+  volatile float sum = std::fma(a, b, c);
+  return sum;
+}
+inline float plus(float x, float y) { return multiply_add(x, 1.f, y); }
+inline float product(float x, float y) { return multiply_add(x, y, -0.f); }
+inline double widened(float value) {
+  const Flushing none(false);
+  volatile float narrow = value;
+  volatile double wide = narrow;
+  return wide;
+}
+inline float narrowed(double value) {
+  const Flushing none(false);
+  volatile double wide = value;
+  volatile float nearest = (float)wide;
+  return nearest;
+}
+inline double plus(double x, double y) { return x + y; }
+inline double product(double x, double y) { return x * y; }
+inline double widened(double value) { return value; }
+inline double multiply_add(double x, double y, double z) { return std::fma(x, y, z); }
+
 inline float half_value(unsigned short bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   const float sign = bits >> 15 ? -1.f : 1.f;
@@ -436,7 +480,10 @@ int run_block(Kernel kernel, const Params &params, Dim3 block, Dim3 grid, unsign
   Block::dynamic.assign(units + GUARD, uint4{~0u, ~0u, ~0u, ~0u});
   copies.assign(threads, {});
   bulk_copies.clear();
-  Block(threads, [&] { kernel(params); }, seed).run();
+  {
+    const Flushing subnormal_numbers(true);
+    Block(threads, [&] { kernel(params); }, seed).run();
+  }
   if (!bulk_copies.empty()) return 1;  // no thread has waited for them
   for (size_t i = units; i < units + GUARD; ++i) {
     const uint4 q = Block::dynamic[i];

@@ -52,8 +52,10 @@ class Case:
     alignment: int = 16
     mean: float = 0.0
     outlier: float = 0.0
-    #: What `x` is multiplied by.
+    #: What `x` and the gradient are multiplied by.
     magnitude: float = 1.0
+    slope: float = 1.0
+    epsilon: float = 0.125
     cooperative: bool = True
     #: Whether the device supports bulk copies.
     bulk: bool = True
@@ -92,12 +94,13 @@ class Case:
         x, g = (rounded(rng.standard_normal(self.shape) + m, self.dtype) for m in (self.mean, 0))
         if self.outlier:
             x[0, :, 0] = rounded(np.array(self.outlier), self.dtype)
-        x = rounded(x * self.magnitude, self.dtype)
+        x = rounded(x.clip(-1, 1) if self.magnitude > 1e38 else x, self.dtype)
+        x, g = (rounded(a * b, self.dtype) for a, b in ((x, self.magnitude), (g, self.slope)))
         channels = (self.shape[1],)
         scale, bias, mean = (rng.standard_normal(channels) for _ in range(3))
         spread = rng.uniform(0.5, 2, channels)
         if self.kind == "gradient":  # the mean of x is an operand, and rounded
-            mean, spread = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + 0.125)
+            mean, spread = x.mean((0, 2)), 1 / np.sqrt(x.var((0, 2)) + self.epsilon)
         running = [rng.standard_normal(channels), rng.uniform(0.5, 2, channels)]
         of_parameters = parameter_dtype(self.dtype)
 
@@ -114,7 +117,7 @@ class Case:
         params.scale, params.bias, params.mean, params.spread = (
             a.ctypes.data for a in (scale, bias, mean, spread)
         )
-        params.epsilon, params.factor = 0.125, 0.25
+        params.epsilon, params.factor = self.epsilon, 0.25
         for i in range(2):
             params.results[i] = results[i].ctypes.data
             if self.running and self.kind == "train":
@@ -124,6 +127,9 @@ class Case:
 
         expected = self.expected(x, g, scale, bias, mean, spread, running)
         found = [out, *results][: len(expected)]
+        if self.is_extreme:
+            self._compare_channels(found, expected)
+            return
         bound = RELATIVE_ERROR[self.dtype]
         for i, (result, reference) in enumerate(zip(found, expected, strict=True)):
             wanted = bound if i == 0 else RELATIVE_ERROR[of_parameters] * (1 + abs(self.mean))
@@ -136,6 +142,34 @@ class Case:
             words = f"result {i} of {self}, {repeat_command()}: {error / size:.2g}"
             assert error <= wanted * size, words
 
+    @property
+    def is_extreme(self) -> bool:
+        return not all(1e-18 < size < 1e18 for size in (self.magnitude, self.slope))
+
+    def _compare_channels(self, found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+        """Compare each channel by itself, so that the largest does not hide the others."""
+        tiny = float(np.finfo("float32").smallest_subnormal)
+        for i, (result, reference) in enumerate(zip(found, expected, strict=True)):
+            # The sums of a gradient are compared with those of the terms' sizes.
+            if self.kind == "gradient" and i:
+                size = np.full(self.shape[1], self.slope * np.sqrt(self.shape[0] * self.shape[2]))
+            else:
+                size = self._norms(reference)
+            with np.errstate(over="ignore", invalid="ignore"):  # large sums
+                reference = reference.astype(result.dtype).astype("float64")
+                error = self._norms(np.where(np.isinf(reference), 0, result - reference))
+            bound = RELATIVE_ERROR[self.dtype if i == 0 else parameter_dtype(self.dtype)]
+            least = tiny * np.sqrt(reference.size)
+            words = f"result {i} of {self}: {(error / size).max():.2g}"
+            # A mean is compared with the deviation.
+            if self.kind == "train" and i == 1:
+                size = 1 / expected[2]
+            assert (error <= bound * size + least).all(), words
+
+    def _norms(self, array: np.ndarray) -> np.ndarray:
+        axes = tuple(axis for axis in range(array.ndim) if axis != array.ndim // 2)
+        return np.sqrt((array**2).sum(axes))
+
     def expected(self, x, g, scale, bias, mean, spread, running) -> list[np.ndarray]:
         scale, bias, mean, spread, *running = (
             a.astype("float64") for a in (scale, bias, mean, spread, *running)
@@ -146,7 +180,8 @@ class Case:
             return a[:, np.newaxis]
 
         if self.kind == "inference":
-            return [(x - wide(mean)) * wide(scale / np.sqrt(spread + 0.125)) + wide(bias)]
+            invstd = 1 / np.sqrt(spread + self.epsilon)
+            return [(x - wide(mean)) * wide(scale * invstd) + wide(bias)]
         if self.kind == "gradient":
             centered = x - wide(mean)
             normalized = (centered - wide(centered.mean(axes))) * wide(spread)
@@ -156,7 +191,7 @@ class Case:
             )
             return [dx, dscale, dbias]
         mean, variance = x.mean(axes), x.var(axes)
-        invstd = 1 / np.sqrt(variance + 0.125)
+        invstd = 1 / np.sqrt(variance + self.epsilon)
         results = [(x - wide(mean)) * wide(invstd * scale) + wide(bias), mean, invstd]
         if self.running:
             unbiased = variance * count / max(count - 1, 1)
@@ -244,7 +279,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory, cases) -> HostKernels:
-    options = [case.work.options for case in [*cases, *LARGE_MEANS, *LARGE_NUMBERS]]
+    options = [case.work.options for case in [*cases, *LARGE_MEANS, *LARGE_NUMBERS, *SMALL_NUMBERS]]
     return HostKernels(tmp_path_factory.mktemp("batchnorm"), options)
 
 
@@ -272,9 +307,11 @@ LARGE_MEANS = [
     Case((64, 3, 784), "float32", "gradient", mean=1000.0, holding_blocks=6),
 ]
 
-#: Numbers whose squares are infinite in float32, in all ways.
+#: Numbers whose squares or reciprocals float32 does not have, in all ways.
 LARGE_NUMBERS = [
-    replace(case, dtype=dtype, magnitude=magnitude, inplace=magnitude > 1e30)
+    replace(
+        case, dtype=dtype, kind=kind, magnitude=magnitude, slope=slope, inplace=magnitude > 1e30
+    )
     for case in (
         Case((5, 3, 40), "float32", "train"),
         Case((5, 20, 1), "float32", "train"),
@@ -288,7 +325,22 @@ LARGE_NUMBERS = [
         Case((4000, 40, 1), "float32", "train", kept=1),
         Case((1, 30, 96), "float32", "train"),
     )
-    for dtype, magnitude in (("float32", 1e20), ("float32", 3e37), ("bfloat16", 3e37))
+    for kind, dtype, magnitude, slope in (
+        ("train", "float32", 1e20, 1.0),
+        ("train", "float32", 5e37, 1.0),
+        ("train", "bfloat16", 3e38, 1.0),
+        ("gradient", "float32", 5e37, 1e20),
+        ("gradient", "bfloat16", 1e37, 1e3),
+        ("gradient", "float32", 1.0, 1e35),
+        ("inference", "float32", 5e37, 1.0),
+    )
+]
+#: Numbers so small that only an epsilon of 0 leaves them their size.
+SMALL_NUMBERS = [
+    replace(case, magnitude=1e-38, slope=slope, epsilon=0.0)
+    for case in LARGE_NUMBERS
+    if case.dtype == "float32" and case.kind != "inference"
+    for slope in (1e-20,)
 ]
 
 
@@ -330,10 +382,12 @@ def test_large_means(kernels):
 
 
 @pytest.mark.needs("cudnn")
-def test_large_numbers(kernels):
-    for case in LARGE_NUMBERS:
+@pytest.mark.parametrize("numbers", [LARGE_NUMBERS, SMALL_NUMBERS], ids=["large", "small"])
+def test_extreme_numbers(kernels, numbers):
+    for case in numbers:
         case.check(kernels)
-    assert {case.work.way for case in LARGE_NUMBERS} == {*WAYS.values()} - {WAYS["by_given"]}
+    ways = {case.work.way for case in numbers if case.kind != "inference"}
+    assert ways == {*WAYS.values()} - {WAYS["by_given"]}
 
 
 @pytest.mark.needs("cudnn")

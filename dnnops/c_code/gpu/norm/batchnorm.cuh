@@ -26,6 +26,11 @@
 // first part also writes the masked gradient, which is the gradient with respect to the other array. The second part
 // reads it again, and needs neither the result nor the gradient that was given.
 //
+// Numbers may be as large or as small as their dtype allows. Elements are multiplied by the power of 2 in the reciprocal
+// of the deviation before anything is subtracted from them, so that differences are near 1, and only then by the rest
+// of the reciprocal and the scale. This takes no more instructions, since a difference is a fused operation either way.
+// Sums in training, of differences whose size is still unknown, are checked, and repeated in float64 if need be.
+//
 // Macros set by c_code/gpu/norm/batchnorm_work.cpp: DTYPE; KIND, a BatchNormKind; FUSED, bits of BatchNormFused; HOW, a
 // BatchNormWay; ROWS, whether channels are adjacent and a row has all of them (otherwise a channel's elements are
 // adjacent); V, the number of elements moved at once; LANES, the number of threads side by side along a row (SWEPT gets
@@ -193,8 +198,29 @@ DEVICE void store(Bits *to, const Pack &out) {
 }
 
 DEVICE Acc parameter(const void *array, int channel) { return static_cast<const Parameter *>(array)[channel]; }
+DEVICE Acc rounded(double value) {
+  if constexpr (sizeof(Acc) == sizeof(float)) return narrowed(value);
+  return value;
+}
 DEVICE void store_parameter(void *array, int channel, double value) {
-  if (array) static_cast<Parameter *>(array)[channel] = (Parameter)value;
+  if (array) static_cast<Parameter *>(array)[channel] = rounded(value);
+}
+
+// Whether differences need another scale: a float16 element cannot be so large or small.
+constexpr bool IS_SCALED = DTYPE != 2;
+// With a power for each channel, kernels would have more spills for bfloat16. A constant one leaves a scale of 1e-6 the
+// digits of its product with the smallest reciprocal.
+DEVICE Power<Acc> power_of(Acc invstd) {
+  if constexpr (DTYPE == 3) return {0x1p-24f, 0x1p24f};
+  if constexpr (!IS_SCALED) return {1, 1};
+  return power_in(invstd);
+}
+// Whether subnormal elements count. Those of bfloat16 have few digits.
+constexpr bool HAS_SUBNORMAL = DTYPE == 0;
+// The difference of an element and a number that has been multiplied by the same power.
+DEVICE Acc difference_of(Bits element, Acc power, Acc from) {
+  if constexpr (!IS_SCALED) return to_acc(element) - from;
+  return HAS_SUBNORMAL ? multiply_add(to_acc(element), power, -from) : to_acc(element) * power - from;
 }
 
 // Where a share is kept: first x, then the other array.
@@ -371,11 +397,14 @@ struct Ready {
 constexpr int TABLE = HOW == BATCHNORM_ALONE || WARPS * COLUMNS > THREADS ? WARPS * COLUMNS : THREADS;
 using Table = Sums[TABLE];
 
-// Whether the squares of numbers may be too large for Acc: those of float32 and bfloat16, beyond 1e19. Their sums are
-// computed once more, in float64.
+// Whether sums may be too large for Acc: those of squares in float32 and bfloat16, beyond 1e19. They are computed once
+// more, in float64. Those of a gradient are of its products with numbers near 1, which overflow beyond 1e35.
 constexpr bool MAY_OVERFLOW = KIND == BATCHNORM_TRAIN && (DTYPE == 0 || DTYPE == 3);
 // The largest sum of squares that a thread may have, so that those of a warp can be added up.
 constexpr float MOST_SQUARES = 1e36f;
+// Squares of a smaller sum may have lost digits. With an epsilon beyond the second number, these do not matter.
+constexpr float LEAST_SQUARES = 1e-28f;
+constexpr double LEAST_EPSILON = 1e-20;
 
 // Adds up the values of a warp's threads that have the same channels.
 template <class T>
@@ -385,25 +414,26 @@ DEVICE T sum_of_warp(T value) {
   return value;
 }
 
-DEVICE float multiply_add(float x, float y, float z) { return fmaf(x, y, z); }
-DEVICE double multiply_add(double x, double y, double z) { return fma(x, y, z); }
-
 // Sets the gradient to zero where relu has the slope 0. Rounding of the result must be the same as in training.
-DEVICE Packs masked(Packs packs, const Acc (&from)[SUMS], const Acc (&factor)[SUMS], const Acc (&offset)[SUMS]) {
+DEVICE Packs masked(Packs packs, const Acc (&power)[SUMS], const Acc (&from)[SUMS], const Acc (&factor)[SUMS],
+                    const Acc (&offset)[SUMS]) {
   UNROLL
   for (int i = 0; i < V; ++i) {
     const int v = i % SUMS;
-    const Acc value = multiply_add(to_acc(packs.of[0].of[i]) - from[v], factor[v], offset[v]);
+    const Acc value = multiply_add(difference_of(packs.of[0].of[i], power[v], from[v]), factor[v], offset[v]);
     if (!has_slope(to_acc(from_acc(value)))) packs.of[ARRAYS - 1].of[i] = 0;
   }
   return packs;
 }
 
+// What a scaled difference is multiplied by: the scale, and what the power leaves of the reciprocal of the deviation.
+DEVICE Acc factor_of(Acc scale, Acc invstd) { return scale * product(invstd, power_of(invstd).inverse); }
+
 // What a thread needs to mask the gradients of its channels; nothing without relu.
 template <bool>
 struct Mask {
   DEVICE void read(const BatchNormParams &, const Place &) {}
-  DEVICE const Packs &apply(const Packs &packs, const Acc (&)[SUMS]) const { return packs; }
+  DEVICE const Packs &apply(const Packs &packs, const Acc (&)[SUMS], const Acc (&)[SUMS]) const { return packs; }
 };
 template <>
 struct Mask<true> {
@@ -412,38 +442,44 @@ struct Mask<true> {
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       const int channel = place.first_channel + v;
-      factor[v] = place.has_channels ? parameter(p.scale, channel) * parameter(p.spread, channel) : 0;
+      factor[v] = place.has_channels ? factor_of(parameter(p.scale, channel), parameter(p.spread, channel)) : 0;
       offset[v] = place.has_channels ? parameter(p.bias, channel) : 0;
     }
   }
-  DEVICE Packs apply(const Packs &packs, const Acc (&from)[SUMS]) const { return masked(packs, from, factor, offset); }
+  DEVICE Packs apply(const Packs &packs, const Acc (&power)[SUMS], const Acc (&from)[SUMS]) const {
+    return masked(packs, power, from, factor, offset);
+  }
 };
 
+// A number for sums that may be wider.
+template <class Sum>
+DEVICE Sum as(Acc value) {
+  if constexpr (sizeof(Sum) > sizeof(Acc))
+    return widened(value);
+  else
+    return value;
+}
+
 // Adds the elements of a vector to the sums, if they are valid.
-DEVICE void add(const Packs &packs, const Acc (&from)[SUMS], Acc (&sums)[COUNT][SUMS], bool counts = true) {
+template <class Sum>
+DEVICE void add(const Packs &packs, const Acc (&power)[SUMS], const Acc (&from)[SUMS], Sum (&sums)[COUNT][SUMS],
+                bool counts = true) {
   UNROLL
   for (int i = 0; i < V; ++i) {
     const int v = i % SUMS;
-    const Acc difference = counts ? to_acc(packs.of[0].of[i]) - from[v] : 0;
+    const Bits x = packs.of[0].of[i];
     if constexpr (KIND == BATCHNORM_GRADIENT) {
-      const Acc g = counts ? to_acc(packs.of[ARRAYS - 1].of[i]) : 0;
-      sums[0][v] += g;
+      const Sum difference = counts ? as<Sum>(difference_of(x, power[v], from[v])) : 0;
+      const Sum g = counts ? as<Sum>(to_acc(packs.of[ARRAYS - 1].of[i])) : 0;
+      sums[0][v] = HAS_SUBNORMAL ? plus(sums[0][v], g) : sums[0][v] + g;
       sums[1][v] += g * difference;
       sums[2][v] += difference;
     } else {
-      sums[0][v] += difference;
+      const Sum value = as<Sum>(to_acc(x)), start = as<Sum>(from[v]);
+      const Sum difference = !counts ? 0 : HAS_SUBNORMAL ? plus(value, -start) : value - start;
+      sums[0][v] = HAS_SUBNORMAL ? plus(sums[0][v], difference) : sums[0][v] + difference;
       sums[1][v] += difference * difference;
     }
-  }
-}
-
-// The same with wider sums.
-DEVICE void add_wide(const Packs &packs, const Acc (&from)[SUMS], double (&sums)[COUNT][SUMS], bool counts = true) {
-  UNROLL
-  for (int i = 0; i < V; ++i) {
-    const double difference = counts ? (double)to_acc(packs.of[0].of[i]) - from[i % SUMS] : 0;
-    sums[0][i % SUMS] += difference;
-    sums[1][i % SUMS] += difference * difference;
   }
 }
 
@@ -455,9 +491,10 @@ DEVICE Sums moved(double count, double first, double second, double away) {
   return sums;
 }
 
-// The origins of the differences that a thread sums for its channels.
+// The origins of the differences that a thread sums for its channels. For the gradient, they have been multiplied by a
+// power of 2, as elements are.
 struct Origins {
-  Acc of[SUMS];
+  Acc of[SUMS], power[SUMS];
   Mask<MASKED> mask;
   Origins() = default;
   DEVICE Origins(const BatchNormParams &p, const Place &place) {
@@ -465,16 +502,35 @@ struct Origins {
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
       const int channel = place.first_channel + v;
-      of[v] = !place.has_channels ? 0 : KIND == BATCHNORM_GRADIENT ? parameter(p.mean, channel) : origin(p, channel);
+      if constexpr (KIND == BATCHNORM_GRADIENT) {
+        power[v] = place.has_channels ? power_of(parameter(p.spread, channel)).of : 0;
+        of[v] = place.has_channels ? product(parameter(p.mean, channel), power[v]) : 0;
+      } else {
+        power[v] = 1;
+        of[v] = place.has_channels ? origin(p, channel) : 0;
+      }
     }
   }
+  DEVICE Packs masked(const Packs &packs) const { return mask.apply(packs, power, of); }
 };
+
+// Whether a thread's sums of squares can be added to those of the warp's other threads, with all digits.
+DEVICE bool fits(const BatchNormParams &p, const Acc (&squares)[SUMS]) {
+  bool fit = true;  // not for NaN
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) fit = fit && squares[v] < MOST_SQUARES;
+  if (p.epsilon < LEAST_EPSILON)
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) fit = sum_of_warp(squares[v]) >= LEAST_SQUARES && fit;
+  return fit;
+}
 
 // Calls found(v, sums) with the sums of a warp, for each of the thread's channels. `start` holds the thread's
 // first element of each channel, or the origin if it has none. `each(f, again)` calls f(packs, counts) for all
 // vectors, of which `count` are valid; `again` says whether it has done so before.
 template <class Each, class Found>
-DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each each, Found found) {
+DEVICE void sum_of_warp(const BatchNormParams &p, Acc (&start)[SUMS], int count, const Origins &from, Each each,
+                        Found found) {
   Acc sums[COUNT][SUMS];
   UNROLL
   for (int k = 0; k < COUNT; ++k)
@@ -486,35 +542,31 @@ DEVICE void sum_of_warp(Acc (&start)[SUMS], int count, const Origins &from, Each
     constexpr int FROM = ROWS ? LANES : 1;
     UNROLL
     for (int v = 0; v < SUMS; ++v) start[v] = sum_of_warp(start[v] * ((Acc)FROM / 32));
-    each([&](const Packs &packs, bool counts) { add(packs, start, sums, counts); });
-    const double all = sum_of_warp((Acc)(count * (V / SUMS)));
-    bool fits = true;
-    if constexpr (MAY_OVERFLOW)
-      UNROLL
-      for (int v = 0; v < SUMS; ++v) fits = fits && sums[1][v] < MOST_SQUARES;  // not for NaN
-    if (MAY_OVERFLOW && __ballot_sync(~0u, !fits)) {
+    each([&](const Packs &packs, bool counts) { add(packs, from.power, start, sums, counts); });
+  } else {
+    each([&](const Packs &packs, bool counts) { add(from.masked(packs), from.power, from.of, sums, counts); });
+  }
+  if constexpr (MAY_OVERFLOW)
+    if (const bool fit = fits(p, sums[1]); __ballot_sync(~0u, !fit)) {
       double wide[COUNT][SUMS] = {};
-      each([&](const Packs &packs, bool counts) { add_wide(packs, from.of, wide, counts); }, true);
+      each([&](const Packs &packs, bool counts) { add(from.masked(packs), from.power, from.of, wide, counts); }, true);
       UNROLL
-      for (int v = 0; v < SUMS; ++v) found(v, Sums{{sum_of_warp(wide[0][v]), sum_of_warp(wide[1][v])}});
+      for (int v = 0; v < SUMS; ++v) {
+        Sums all;
+        UNROLL
+        for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_warp(wide[k][v]);
+        found(v, all);
+      }
       return;
     }
+  const double number = sum_of_warp((Acc)(count * (V / SUMS)));
+  UNROLL
+  for (int v = 0; v < SUMS; ++v) {
+    Sums all;
     UNROLL
-    for (int v = 0; v < SUMS; ++v) {
-      const double first = sum_of_warp(sums[0][v]), second = sum_of_warp(sums[1][v]);
-      found(v, moved(all, first, second, (double)start[v] - from.of[v]));
-    }
-  } else {
-    each([&](const Packs &packs, bool counts) {
-      add(from.mask.apply(packs, from.of), from.of, sums, counts);
-    });
-    UNROLL
-    for (int v = 0; v < SUMS; ++v) {
-      Sums all;
-      UNROLL
-      for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_warp(sums[k][v]);
-      found(v, all);
-    }
+    for (int k = 0; k < COUNT; ++k) all.of[k] = as<double>(sum_of_warp(sums[k][v]));
+    if (KIND == BATCHNORM_TRAIN) all = moved(number, all.of[0], all.of[1], as<double>(start[v]) - as<double>(from.of[v]));
+    found(v, all);
   }
 }
 
@@ -534,7 +586,7 @@ DEVICE void sum_of_share(const BatchNormParams &p, const Walk &walk, const Origi
       f(settled(p, packs, offset, slot), true);
     });
   };
-  sum_of_warp(start, walk.left, from, each, found);
+  sum_of_warp(p, start, walk.left, from, each, found);
 }
 
 // The sums of a split for each of its channels, in the first COLUMNS threads.
@@ -571,10 +623,9 @@ DEVICE void update_averages(const BatchNormParams &p, int channel, const Moments
   store_parameter(p.new_running[1], channel, parameter(p.running[1], channel) * (1 - p.factor) + unbiased * p.factor);
 }
 
-// The factor and the offset of a channel's elements in training with relu, computed from the rounded statistics.
-DEVICE Acc factor_of(Acc scale, double invstd) { return scale * (Acc)invstd; }
-DEVICE Acc offset_of(Acc factor, Acc bias, double mean) {
-  return (Acc)multiply_add((double)(Acc)mean - mean, (double)factor, (double)bias);
+// The offset of a channel's elements in training with relu, computed from the rounded statistics.
+DEVICE Acc offset_of(Acc power, Acc factor, Acc bias, double mean) {
+  return (Acc)multiply_add((widened(rounded(mean)) - mean) * power, (double)factor, (double)bias);
 }
 
 // Computes from a channel's sums what its elements need. A thread that `writes` also writes the channel's
@@ -583,7 +634,8 @@ template <class Average>
 DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc known, bool writes, Average average) {
   const double count = (double)(p.batch * p.inner);
   if constexpr (KIND == BATCHNORM_GRADIENT) {
-    const double invstd = known, part = 1 / count, lack = sums.of[2] * part;
+    // Of the scaled differences, as the sums are.
+    const double invstd = as<double>(known) * power_of(known).inverse, part = 1 / count, lack = sums.of[2] * part;
     const double by_scale = (sums.of[1] - lack * sums.of[0]) * invstd, slope = by_scale * part * invstd;
     if (writes) {
       store_parameter(p.results[0], channel, by_scale);
@@ -593,13 +645,13 @@ DEVICE Ready finish(const BatchNormParams &p, int channel, const Sums &sums, Acc
   } else {
     const double shift = sums.of[0] / count, difference = (sums.of[1] - sums.of[0] * shift) / count;
     const double variance = difference < 0 ? 0 : difference;  // or NaN
-    const double invstd = 1 / sqrt(variance + p.epsilon), mean = (double)known + shift;
+    const double invstd = 1 / sqrt(variance + p.epsilon), mean = as<double>(known) + shift;
     if (writes) {
       store_parameter(p.results[0], channel, mean);
       store_parameter(p.results[1], channel, invstd);
       if constexpr (HAS_OFFSETS && HOW != BATCHNORM_HELD) {  // here, it would take too many registers
-        const Acc factor = factor_of(parameter(p.scale, channel), invstd);
-        store_parameter(p.offsets, channel, offset_of(factor, parameter(p.bias, channel), mean));
+        const Acc power = power_of(rounded(invstd)).of, factor = factor_of(parameter(p.scale, channel), rounded(invstd));
+        store_parameter(p.offsets, channel, offset_of(power, factor, parameter(p.bias, channel), mean));
       }
       if (p.running[0]) average(Moments{mean, variance});
     }
@@ -632,30 +684,34 @@ struct Given {
 
 // Computes an element of the result from those of x and of the other array.
 struct Formula {
-  Acc from[SUMS], shift[SUMS], factor[SUMS], add[SUMS], offset[SUMS];
+  Acc power[SUMS], from[SUMS], shift[SUMS], factor[SUMS], add[SUMS], offset[SUMS];
   // `ready` holds the results of finish() for the thread's channels.
   DEVICE Formula(const BatchNormParams &p, const Given &given, const Ready *ready) {
     UNROLL
     for (int v = 0; v < SUMS; ++v) {
-      from[v] = given.mean[v];
+      double mean = as<double>(given.mean[v]), invstd = as<double>(given.spread[v]);
+      if constexpr (KIND == BATCHNORM_INFERENCE) invstd = 1 / sqrt(invstd + p.epsilon);
+      if constexpr (KIND == BATCHNORM_TRAIN) {
+        mean = ready[v].first;
+        invstd = ready[v].second;
+      }
+      const Power<Acc> scaling = power_of(KIND == BATCHNORM_GRADIENT ? given.spread[v] : rounded(invstd));
+      power[v] = scaling.of;
+      from[v] = product(rounded(mean), power[v]);
       shift[v] = 0;
       add[v] = given.bias[v];
-      if constexpr (KIND == BATCHNORM_INFERENCE) {
-        factor[v] = (Acc)(given.scale[v] / sqrt((double)given.spread[v] + p.epsilon));
-      } else if constexpr (KIND == BATCHNORM_GRADIENT) {
+      if constexpr (KIND == BATCHNORM_GRADIENT) {
         shift[v] = (Acc)ready[v].first;
         add[v] = (Acc)ready[v].second;
-        factor[v] = given.scale[v] * given.spread[v];
+        factor[v] = factor_of(given.scale[v], given.spread[v]);
         offset[v] = given.bias[v];
       } else if constexpr (HAS_OFFSETS) {
-        from[v] = (Acc)ready[v].first;
-        factor[v] = factor_of(given.scale[v], ready[v].second);
-        add[v] = offset_of(factor[v], given.bias[v], ready[v].first);
+        factor[v] = factor_of(given.scale[v], rounded(invstd));
+        add[v] = offset_of(power[v], factor[v], given.bias[v], mean);
       } else {
         // Keep all digits of the mean, which may be much larger than the deviation.
-        from[v] = (Acc)ready[v].first;
-        shift[v] = (Acc)(ready[v].first - from[v]);
-        factor[v] = (Acc)(given.scale[v] * ready[v].second);
+        if constexpr (KIND == BATCHNORM_TRAIN) shift[v] = (Acc)((mean - widened(rounded(mean))) * power[v]);
+        factor[v] = (Acc)(given.scale[v] * (invstd * scaling.inverse));
       }
     }
   }
@@ -666,7 +722,7 @@ struct Formula {
   }
   DEVICE Pack apply(const Packs &packs) const {
     if constexpr (MASKED)
-      return computed(masked(packs, from, factor, offset));
+      return computed(masked(packs, power, from, factor, offset));
     else
       return computed(packs);
   }
@@ -678,10 +734,15 @@ struct Formula {
     UNROLL
     for (int i = 0; i < V; ++i) {
       const int v = i % SUMS;
-      Acc difference = to_acc(packs.of[0].of[i]) - from[v];
+      Acc difference = difference_of(packs.of[0].of[i], power[v], from[v]);
       if constexpr (IS_SHIFTED) difference -= shift[v];
       if constexpr (KIND == BATCHNORM_GRADIENT) {
-        out.of[i] = from_acc((to_acc(packs.of[ARRAYS - 1].of[i]) - shift[v] - difference * add[v]) * factor[v]);
+        // First the power: with a small one, and a large gradient, a product with the scale might be too large.
+        const Acc centered = to_acc(packs.of[ARRAYS - 1].of[i]) - shift[v] - difference * add[v];
+        if constexpr (HAS_SUBNORMAL)
+          out.of[i] = from_acc(product(product(centered, power[v]), factor[v]));
+        else
+          out.of[i] = from_acc((IS_SCALED ? centered * power[v] : centered) * factor[v]);
       } else {
         Acc value = normalized(difference, v);
         if constexpr (ADDEND) value += to_acc(packs.of[ARRAYS - 1].of[i]);

@@ -111,7 +111,7 @@ DEVICE void normalize_held(const BatchNormParams &p) {
         for (int i = 0; i < HOLDS; ++i) f(holding.words[i], has(i));
       }
     };
-    sum_of_warp(start, left, holding.from, each, [&](int, const Sums &sums) {
+    sum_of_warp(p, start, left, holding.from, each, [&](int, const Sums &sums) {
       if (lane() == 0) exchange.parts[two][warp()] = sums;
     });
     if (lane() == 0) arrive(exchange.have_parts[two]);

@@ -86,18 +86,19 @@ union SweptTable {
 DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &sweep, int group, int split,
                      double (&table)[THREADS * PORTION]) {
   copy_vectors(p, sweep.count - sweep.kept_from, [&, number = sweep.kept_from]() mutable { return sweep.at(number++); });
-  Acc from[SUMS], sums[COUNT][SUMS];
+  Origins from;
+  if constexpr (KIND == BATCHNORM_GRADIENT)
+    from = Origins(p, {sweep.first_channel, sweep.has_channels(p)});
+  else
+    UNROLL
+    for (int v = 0; v < SUMS; ++v) from.of[v] = 0, from.power[v] = 1;
+  Acc sums[COUNT][SUMS];
   UNROLL
-  for (int v = 0; v < SUMS; ++v) {
-    from[v] = 0;
-    if (KIND == BATCHNORM_GRADIENT && sweep.has_channels(p)) from[v] = parameter(p.mean, sweep.first_channel + v);
+  for (int v = 0; v < SUMS; ++v)
     UNROLL
     for (int k = 0; k < COUNT; ++k) sums[k][v] = 0;
-  }
-  if (KIND == BATCHNORM_TRAIN && sweep.count) typical(p, sweep, from);
-  Mask<MASKED> mask;
-  mask.read(p, {sweep.first_channel, sweep.has_channels(p)});
-  const auto each = [&](const Packs &packs) { add(mask.apply(packs, from), from, sums); };
+  if (KIND == BATCHNORM_TRAIN && sweep.count) typical(p, sweep, from.of);
+  const auto each = [&](const Packs &packs) { add(from.masked(packs), from.power, from.of, sums); };
   const int cached_from = max(0, sweep.kept_from - p.cached);
   sweep.go<true, false>(p, 0, cached_from,
                         [&](const Packs &packs, long long offset) { each(settled<true>(p, packs, offset, -1)); });
@@ -130,9 +131,9 @@ DEVICE void add_rows(const BatchNormParams &p, const Swept &space, const Sweep &
       if (sweep.mine < at_once)
         UNROLL
         for (int i = 0; i < PORTION; ++i) {
-          double sum = sums[k][v + i];
+          double sum = as<double>(sums[k][v + i]);
           if (KIND == BATCHNORM_TRAIN && sweep.count) {
-            const double away = (double)from[v + i] - to_acc(origins.of[v + i]);
+            const double away = as<double>(from.of[v + i]) - as<double>(to_acc(origins.of[v + i]));
             sum = moved(sweep.count, sums[0][v + i], sums[1][v + i], away).of[k];
           }
           table[sweep.mine * width + (int)threadIdx.x % across * PORTION + i] = sum;
@@ -179,12 +180,13 @@ DEVICE void read_ready(const BatchNormParams &p, const Swept &space, const Sweep
 
 // The sums of a channel in float64, if they did not fit in Acc. The thread reads the channel again, which no block has
 // overwritten yet.
-DEVICE Sums wide_sums(const BatchNormParams &p, int channel, Acc from) {
+DEVICE Sums wide_sums(const BatchNormParams &p, int channel) {
   Sums sums = {};
+  const double from = as<double>(origin(p, channel));
   const Bits *x = static_cast<const Bits *>(p.x) + channel;
   UNROLL_4
   for (long long row = 0; row < p.batch; ++row, x += p.channels) {
-    const double difference = (double)to_acc(*x) - from;
+    const double difference = as<double>(to_acc(*x)) - from;
     sums.of[0] += difference;
     sums.of[1] += difference * difference;
   }
@@ -221,7 +223,8 @@ DEVICE void sweep_rows(const BatchNormParams &p, SweptTable &table) {
         UNROLL
         for (int k = 0; k < COUNT; ++k) total.of[k] += table.sums[k][i * TILE + column];
       if constexpr (MAY_OVERFLOW)
-        if (!(total.of[1] < INFINITY)) total = wide_sums(p, channel, known(p, channel));
+        if (!(total.of[1] < INFINITY) || (p.epsilon < LEAST_EPSILON && total.of[1] < LEAST_SQUARES))
+          total = wide_sums(p, channel);
       space.ready[channel] = finish(p, channel, total, known(p, channel), true);
     }
     announce(space.tiles);

@@ -27,7 +27,7 @@ DEVICE void normalize_short(const BatchNormParams &p) {
     UNROLL
     for (int k = 0; k < COUNT; ++k) sums[k][0] = 0;
     UNROLL
-    for (int i = 0; i < HOLDS; ++i) add(from.mask.apply(words[i], from.of), from.of, sums, counts(i));
+    for (int i = 0; i < HOLDS; ++i) add(from.masked(words[i]), from.power, from.of, sums, counts(i));
   };
   // Elements of 16 bits converted to 32 bits would take twice as many registers until they are used again.
   const auto forget = [&] {
@@ -48,16 +48,17 @@ DEVICE void normalize_short(const BatchNormParams &p) {
   Sums all;
   UNROLL
   for (int k = 0; k < COUNT; ++k) all.of[k] = sum_of_team(sums[k][0]);
-  if (const bool fits = all.of[1] < MOST_SQUARES; MAY_OVERFLOW && __ballot_sync(~0u, !fits)) {
+  const bool fit = all.of[1] < MOST_SQUARES && (p.epsilon >= LEAST_EPSILON || all.of[1] >= LEAST_SQUARES);
+  if (MAY_OVERFLOW && __ballot_sync(~0u, !fit)) {
     double wide[COUNT][SUMS] = {};
     const Origins first(p, place);
     forget();
     UNROLL
-    for (int i = 0; i < HOLDS; ++i) add_wide(words[i], first.of, wide, counts(i));
+    for (int i = 0; i < HOLDS; ++i) add(first.masked(words[i]), first.power, first.of, wide, counts(i));
     Sums of_team;
     UNROLL
     for (int k = 0; k < COUNT; ++k) of_team.of[k] = sum_of_team(wide[k][0]);
-    if (!fits) {
+    if (!fit) {
       all = of_team;
       from = first;
     }
