@@ -13,7 +13,7 @@ DEVICE Acc slope_of(Acc x, Acc coef) {
   const Acc other = 1 / (1 + exp(scaled)), sigmoid = 1 / (1 + exp(-scaled));
   return sigmoid * (1 + scaled * other);
 #else
-  return x > 0 ? 1 : coef * exp(x);
+  return is_positive(x) ? 1 : coef * exp(x);
 #endif
 }
 
