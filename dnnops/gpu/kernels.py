@@ -82,6 +82,12 @@ _PROGRAMS = {
         "gpu/kernels/tensor_cores.cuh",
         "gpu/attention/attention_grad.cuh",
     ),
+    "attention_large": (
+        "gpu/attention/large/attention_large_params.hpp",
+        "gpu/kernels/kernel.cuh",
+        "gpu/kernels/numbers.cuh",
+        "gpu/attention/large/attention_large.cuh",
+    ),
     "attention_weights": (
         "gpu/kernels/kernel.cuh",
         "gpu/kernels/numbers.cuh",

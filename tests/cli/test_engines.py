@@ -14,13 +14,14 @@ CASES = [
     Case("float16", 64, 64),
     Case("float16", 32, 96, mask=True),
     Case("float16", 100, 100, is_causal=True, depth=16),
+    Case("float16", 20, 30, scale=-0.25),
 ]
 
 
 def reference(case, given):
     """Compute a case in float64, and round the results."""
     operands = [given[o] for o in ("query", "key", "value", "mask") if o in given]
-    parameters = (None, case.is_causal, ("mask",) if case.mask else ())
+    parameters = (case.scale, case.is_causal, ("mask",) if case.mask else ())
 
     def run(op, *arrays):
         node = op.make_node(*arrays)
@@ -47,6 +48,9 @@ def test_wrong_engines():
             found["dvalue"] = found["dvalue"] * 1.05
         elif case.is_causal:
             raise DnnNotSupportedError("no engine")
+        elif case.is_exact and case.keys == 30:
+            # Equal weights must not be halved, which large scores that are rounded would do.
+            found["dvalue"] = found["dvalue"] * 0.5
         return found
 
     found = wrong_results(faulty, CASES)
@@ -54,7 +58,9 @@ def test_wrong_engines():
         (64, -125): "dquery is not finite",
         (96, 0): "dvalue is wrong",
         (100, 0): "refused: no engine",
+        (30, 0): "dvalue is wrong",
     }
+    assert [case.is_exact for case in found] == [False, False, False, True]
 
 
 def test_cases_contain_those_of_known_faults():

@@ -33,14 +33,17 @@ ENTRY(hide, hide_params)
 FIELDS = {
     "lengths": (
         *("queries", "keys", "batch", "max_queries", "max_keys", "seed", "offset"),
-        *("inner_queries", "inner_keys", "rows", "columns", "random"),
+        *("inner_queries", "inner_keys", "rows", "columns", "random", "state"),
     ),
     "mask": (
         *("mask", ("steps", 4), "bias", "visible", "columns", "batch", "heads", "queries", "keys"),
         *("bias_batch", "bias_stride", "is_causal"),
     ),
     "stats": ("from", "to", "count"),
-    "copy": ("from", "to", ("sizes", 4), "rows", "columns", ("from_steps", 3), ("to_steps", 3)),
+    "copy": (
+        *("from", "to", ("sizes", 4), "rows", "columns", ("from_steps", 3), ("to_steps", 3)),
+        "negates",
+    ),
     "hide": (
         *("array", "stats", "lengths", "visible", "batch", "heads", "rows", "columns"),
         *(("steps", 3), "visible_batch", "visible_heads", "hides_all"),

@@ -286,3 +286,36 @@ def test_compiled_function():
             )
     with pytest.raises(IndexError, match="out of bounds for 3 classes"):
         f(on_gpu(np.zeros((2, 3)), "float32"), np.array([0, 3]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("form", ["log_softmax", "softmax", "categorical"])
+def test_one_row_read_at_many_labels(form, dtype):
+    """The type doesn't know that there is one row; the gradient is the sum over the labels."""
+    x, labels = pt.matrix(dtype=dtype), pt.lvector()
+    rows = pt.arange(x.shape[0])
+    costs = {
+        "log_softmax": lambda: -log_softmax(x, axis=1)[rows, labels],
+        "softmax": lambda: -pt.log(pt.special.softmax(x, axis=1))[rows, labels],
+        "categorical": lambda: -pt.log(pt.special.softmax(x, axis=1)[rows, labels]),
+    }[form]()
+    weights = pt.arange(1, 1 + costs.shape[0])
+    loss = (pt.cast(costs, "float64") * weights).sum()
+    f = pytensor.function([x, labels], [loss, pytensor.grad(loss, x)], mode="CUDNN")
+    names = {type(node.op).__name__ for node in f.maker.fgraph.apply_nodes}
+    assert names >= {"GpuCrossEntropy", "GpuCrossEntropyGrad"}, names
+    rng = np.random.default_rng(SEED)
+    for classes, count in ((3, 2), (10, 700), (4001, 5), (7, 1)):
+        given = rounded(rng.standard_normal((1, classes)), dtype)
+        chosen = rng.integers(-classes, classes, count)
+        by_cost = 1e-3 if dtype == "float16" else 1e-5
+        exponentials = np.exp(given - given.max())
+        softmax = exponentials / exponentials.sum()
+        wanted = (-np.log(softmax[0, chosen]) * np.arange(1, 1 + count)).sum()
+        by_row = np.repeat(softmax, count, axis=0)
+        by_row[np.arange(count), chosen] -= 1
+        gradient = (np.arange(1, 1 + count)[:, None] * by_row).sum(axis=0)
+        found = [np.asarray(z, "float64") for z in f(given.astype(dtype), chosen)]
+        np.testing.assert_allclose(found[0], wanted, rtol=by_cost)
+        assert np.linalg.norm(found[1][0] - gradient) <= 2 * by_cost * np.linalg.norm(gradient)

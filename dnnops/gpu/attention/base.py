@@ -19,7 +19,7 @@ from dnnops.gpu.base import (
 )
 from dnnops.gpu.derivatives import GpuAbstractOp
 from dnnops.gpuarray.op import infer_device, is_on_device
-from dnnops.gpuarray.transfer import cast
+from dnnops.gpuarray.transfer import as_gpuarray_variable, cast
 from dnnops.gpuarray.type import GpuArrayType
 from dnnops.nnet.attention.op import OPTIONAL, AttentionBase
 from dnnops.nnet.expressions import is_connected
@@ -55,6 +55,8 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
     #: suits the shapes (0). Tests and timings that compare the two set it. With 3, known faults of
     #: cuDNN are not avoided, so that they can be checked.
     path: ClassVar[int] = 0
+    #: Whether the state of the random numbers is on the device, too.
+    from_device: bool = False
     abstract_class: ClassVar[type[AttentionBase]]
 
     def make_node(self, *inputs: Any) -> Apply:
@@ -88,8 +90,8 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
                     f" {x.type}"
                 )
         shapes = self._shapes({o: x.type.shape for o, x in moved.items()})
-        if "state" in given:  # the state stays on the host
-            moved["state"] = state_vector(name, given["state"])
+        if "state" in given:
+            moved["state"] = self._state(given["state"], device)
         results = [
             GpuArrayType("float32" if r == "stats" else dtype, tuple(shapes[r]), device)()
             for r in self.results
@@ -97,8 +99,18 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
         return Apply(self, [moved[operand] for operand in self.operands], results)
 
     def changing_operands(self, node: Apply) -> frozenset[int]:
-        """Return the index of the state of dropout."""
-        return frozenset(range(len(node.inputs))).difference(device_arrays(node))
+        """Return the index of the state of dropout if it is on the host."""
+        arrays = range(len(node.inputs)) if self.from_device else device_arrays(node)
+        return frozenset(range(len(node.inputs))).difference(arrays)
+
+    def _state(self, state: Any, device: int) -> Any:
+        name = type(self).__name__
+        if not self.from_device:
+            return state_vector(name, state)
+        moved = as_gpuarray_variable(state, device)
+        if (moved.type.ndim, moved.type.dtype) != (1, "int64"):
+            raise DnnTypeError(f"{name}: state must be an int64 vector, got {moved.type}")
+        return moved
 
     def parameters(self) -> list[int]:
         scale, dropout = np.array([self.scale or 0.0, self.dropout]).view("int64").tolist()
@@ -113,6 +125,7 @@ class GpuAttentionBase(MatchedHeads, GpuAbstractOp, AttentionBase):
             int(self.deterministic),
             int(self.with_stats),
             self.path,
+            int(self.from_device),
         ]
 
     @property

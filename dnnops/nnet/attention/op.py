@@ -355,7 +355,17 @@ class AttentionGrad(AttentionBase):
 def softmax_of_scores(scores: Any) -> tuple[Any, Any]:
     """Return the softmax of scores, and the logarithms of the sums of their exponentials.
 
-    The weights of a query that sees no key are zeros.
+    Parameters
+    ----------
+    scores : ndarray or TensorVariable, (batch, heads, queries, keys)
+        Scores, minus infinity where they are masked out.
+
+    Returns
+    -------
+    weights : ndarray or TensorVariable, (batch, heads, queries, keys)
+        Zeros for a query that sees no key.
+    stats : ndarray or TensorVariable, (batch, heads, queries, 1)
+        Minus infinity for such a query.
     """
     library: Any = np if isinstance(scores, np.ndarray) else pt
     largest = _without_infinity(library, _largest_score(scores))

@@ -16,8 +16,9 @@ def kernels(tmp_path_factory) -> dict[int, HostKernels]:
     return {width: HostKernels(directory, width) for width in (1, 2)}
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
 @pytest.mark.parametrize("given", [(True, True), (True, False), (False, True), (False, False)])
-def test_lengths(kernels, given):
+def test_lengths(kernels, given, in_memory):
     queries = np.array([0, 3, 9, -1, 4, 5])
     keys = np.array([2, 0, 7, 5, 90, 1])
     inner_queries, inner_keys, rows, columns = (np.full(6, -7, np.int32) for _ in range(4))
@@ -31,13 +32,14 @@ def test_lengths(kernels, given):
         batch=6,
         max_queries=5,
         max_keys=8,
-        seed=123456789012345,
-        offset=-1,
+        seed=0 if in_memory else 123456789012345,
+        offset=0 if in_memory else -1,
         inner_queries=inner_queries,
         inner_keys=inner_keys,
         rows=rows,
         columns=columns,
         random=random,
+        state=np.array([123456789012345, -1]) if in_memory else None,
     )
     wanted_keys = keys.clip(0, 8) if given[1] else np.full(6, 8)
     wanted_rows = np.where(wanted_keys > 0, queries.clip(0, 5) if given[0] else 5, 0)
@@ -100,8 +102,9 @@ def test_stats(kernels):
     np.testing.assert_array_equal(result, np.where(given == -np.inf, np.float32(1e30), given))
 
 
+@pytest.mark.parametrize("negates", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-def test_copy(kernels, back):
+def test_copy(kernels, back, negates):
     rng = np.random.default_rng(0)
     wide = rng.standard_normal((2, 5, 3, 40)).astype(np.float16)
     outer = wide[:, :, 1:, 3:23].transpose(0, 2, 1, 3)  # heads before rows
@@ -118,13 +121,15 @@ def test_copy(kernels, back):
         columns=20,
         from_steps=[s // 2 for s in source.strides[:3]],
         to_steps=[s // 2 for s in target.strides[:3]],
+        negates=int(negates),
     )
+    sign = np.float16(-1 if negates else 1)
     if back:
-        np.testing.assert_array_equal(outer, inner[:, :, :5, :20])
+        np.testing.assert_array_equal(outer, sign * inner[:, :, :5, :20])
         wide[:, :, 1:, 3:23] = before[:, :, 1:, 3:23]
         np.testing.assert_array_equal(wide, before)
     else:
-        np.testing.assert_array_equal(inner[:, :, :5, :20], outer)
+        np.testing.assert_array_equal(inner[:, :, :5, :20], sign * outer)
         assert not inner[:, :, 5:].any()
         assert not inner[:, :, :, 20:].any()
 

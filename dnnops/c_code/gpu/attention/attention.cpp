@@ -12,6 +12,7 @@
 #include "attention_grad_kernel.hpp"
 #include "attention_graph.hpp"
 #include "attention_kernels.hpp"
+#include "large/attention_large.hpp"
 #include "../base/node_state.hpp"
 #include "../kernels/replay.hpp"
 
@@ -44,7 +45,8 @@ struct NodeKey {
 // Offsets in the workspace; -1 if unused.
 struct Places {
   int64_t size = 0;
-  int64_t plan = -1, products = -1, wide_dquery = -1, lengths = -1, random = -1, bias = -1, visible = -1, stats = -1;
+  int64_t plan = -1, products = -1, wide_dquery = -1, lengths = -1, random = -1, bias = -1, visible = -1, stats = -1,
+          large = -1;
   int64_t arrays[ATTENTION_ARRAYS] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
   int64_t take(int64_t bytes) {
@@ -61,6 +63,7 @@ struct AttentionState : KeyedState<NodeKey> {
   std::string avoided;  // names of the faults of cuDNN that the case avoids
   Places places;
   AttentionKernels kernels;
+  std::optional<AttentionLargeKernels> large_kernels;
   std::shared_ptr<ExecutionPlan> plan;
   int64_t visible_batch = 1, visible_heads = 1;
   float scale, hidden, kept, kept_scale;
@@ -113,6 +116,18 @@ int64_t rounded_depth(int64_t depth) { return std::max(DEPTH_STEP, (depth + DEPT
 
 bool has_given_lengths(const AttentionCall &call) { return call.query_lengths || call.key_lengths; }
 
+// Whether the array is negated in the workspace: engines subtract the largest score before they scale, so that with a
+// negative scale, exponentials overflow. They get its magnitude, and the negated query.
+bool is_negated(const AttentionCall &call, int array) {
+  return call.scale() < 0 && call.params.path != PATH_FAULTY && (array == A_QUERY || array == A_DQUERY);
+}
+
+// Whether dnnops kernels replace the gradients of heads with large scores. With dropout, no other kernel draws the same
+// random numbers.
+bool replaces_large(const AttentionCall &call) {
+  return call.gradient && !(call.params.dropout > 0) && call.params.path != PATH_FAULTY;
+}
+
 // The case as cuDNN sees it, and the names of the faults that it avoids.
 AttentionCase inner_case(const AttentionCall &call, std::string &avoided) {
   AttentionCase c;
@@ -153,7 +168,7 @@ bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tens
   for (int i = 0; i < ATTENTION_ARRAYS; ++i) {
     if (!arrays[i]) continue;
     const Sizes shape = c.shape_of(i), dense = packed(shape);
-    const bool direct = suits(*arrays[i], shape);
+    const bool direct = suits(*arrays[i], shape) && !is_negated(call, i);
     for (int axis = 0; axis < 4; ++axis)
       c.strides[i][axis] = direct && shape[axis] != 1 ? arrays[i]->strides[axis] / item_size(call.dtype) : dense[axis];
     if (!direct) places.arrays[i] = places.take(shape[0] * dense[0] * item_size(call.dtype)), copies = true;
@@ -170,6 +185,7 @@ bool lay_out(AttentionState &state, const AttentionCall &call, const dnnops_tens
     places.visible = places.take(state.visible_batch * state.visible_heads * c.queries);
   }
   if (c.gradient && (has_given_lengths(call) || c.has_bias())) places.stats = places.take(rows * sizeof(float));
+  if (replaces_large(call)) places.large = places.take(AttentionLargeKernels::bytes(call));
   return copies;
 }
 
@@ -177,6 +193,7 @@ void prepare(AttentionState &state, const Handle &handle, const AttentionCall &c
              const dnnops_tensor *results) {
   state.empty = call.batch * call.query_heads * call.queries == 0 || call.keys == 0;
   state.grad_kernel.reset();
+  state.large_kernels.reset();
   if (state.empty) {
     state.kernels = AttentionKernels(handle, call.dtype, DNNOPS_BOOL);
   } else if (AttentionGradKernel::is_chosen(call, handle)) {
@@ -195,9 +212,10 @@ void prepare(AttentionState &state, const Handle &handle, const AttentionCall &c
     });
     state.replays.emplace(true, PassLength::SHORT, state.plan);
     state.places.plan = state.places.take(state.plan->workspace);
+    if (replaces_large(call)) state.large_kernels.emplace(call, handle);
     if (copies || c.has_lengths || c.has_bias() || c.dropout > 0)
       state.kernels = AttentionKernels(handle, call.dtype, call.mask ? call.mask->dtype : DNNOPS_BOOL);
-    state.scale = call.scale();
+    state.scale = is_negated(call, A_QUERY) ? -call.scale() : call.scale();
     state.hidden = hidden_score();
     state.kept = static_cast<float>(1 - c.dropout);
     state.kept_scale = static_cast<float>(1 / (1 - c.dropout));
@@ -231,13 +249,15 @@ struct AttentionRun {
     for (int i = 0; i < ATTENTION_ARRAYS; ++i)
       if (arrays[i] && places.arrays[i] >= 0 && is_result(call, i)) copy(i, true);
     if (call.gradient) {
-      if (!has_given_lengths(call)) return;
-      hide(results[0], nullptr, lengths(2), nullptr);
-      hide(results[1], nullptr, lengths(3), nullptr);
-      hide(results[2], nullptr, lengths(3), nullptr);
+      if (has_given_lengths(call)) {
+        hide(results[0], nullptr, lengths(2), nullptr);
+        hide(results[1], nullptr, lengths(3), nullptr);
+        hide(results[2], nullptr, lengths(3), nullptr);
+      }
     } else if (has_given_lengths(call) || c.has_bias()) {
       hide(results[0], written_stats(call, results), lengths(2), at(places.visible));
     }
+    if (state.large_kernels) state.large_kernels->run(call, results, at(places.large), handle.stream);
   }
 
  private:
@@ -248,10 +268,14 @@ struct AttentionRun {
     params.batch = c.batch, params.max_queries = call.queries, params.max_keys = call.keys;
     params.inner_queries = lengths(0), params.inner_keys = lengths(1), params.rows = lengths(2), params.columns = lengths(3);
     if (c.dropout > 0) {
-      int64_t state_words[2];
-      read_vector("the state", *call.state, 2, state_words);
-      params.seed = state_words[0], params.offset = state_words[1];
       params.random = at(places.random);
+      if (call.params.from_device) {
+        params.state = call.state->data;
+      } else {
+        int64_t state_words[2];
+        read_vector("the state", *call.state, 2, state_words);
+        params.seed = state_words[0], params.offset = state_words[1];
+      }
     }
     state.kernels.run(params, handle.stream);
   }
@@ -278,6 +302,7 @@ struct AttentionRun {
     params.to = back ? outer.data : pointer_of(array);
     for (int i = 0; i < 4; ++i) params.sizes[i] = back ? outer.shape[i] : inner[i];
     params.rows = outer.shape[2], params.columns = outer.shape[3];
+    params.negates = is_negated(call, array);
     for (int i = 0; i < 3; ++i) {
       params.from_steps[i] = back ? inner_steps[i] : outer_steps[i];
       params.to_steps[i] = back ? outer_steps[i] : inner_steps[i];

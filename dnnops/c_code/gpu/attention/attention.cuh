@@ -15,7 +15,8 @@ struct length_params {
   const long long *queries, *keys;  // null if all are valid
   long long batch, max_queries, max_keys, seed, offset;
   int *inner_queries, *inner_keys, *rows, *columns;
-  long long *random;
+  long long *random;        // the seed and the offset
+  const long long *state;   // the same on the device; null if they are given above
 };
 
 struct mask_params {
@@ -40,6 +41,7 @@ struct row_copy_params {
   long long sizes[4];  // of the target
   long long rows, columns;  // the source's sizes of the last two axes; the rest becomes zero
   long long from_steps[3], to_steps[3];
+  long long negates;  // whether signs change
 };
 
 struct hide_params {
@@ -57,8 +59,8 @@ DEVICE long long clamped(long long value, long long limit) { return value < 0 ? 
 KERNEL void attention_lengths(GRID_CONSTANT const length_params p) {
   wait_for_stream();
   if (p.random && first_index() == 0) {
-    p.random[0] = p.seed;
-    p.random[1] = p.offset;
+    p.random[0] = p.state ? p.state[0] : p.seed;
+    p.random[1] = p.state ? p.state[1] : p.offset;
   }
   if (!p.rows) return;
   for (long long n = first_index(); n < p.batch; n += index_step()) {
@@ -118,7 +120,7 @@ KERNEL void attention_copy(GRID_CONSTANT const row_copy_params p) {
     const element *from = p.from + n * p.from_steps[0] + head * p.from_steps[1] + row * p.from_steps[2];
     element *to = p.to + n * p.to_steps[0] + head * p.to_steps[1] + row * p.to_steps[2];
     for (long long column = threadIdx.x % 32; column < p.sizes[3]; column += 32)
-      to[column] = row < p.rows && column < p.columns ? from[column] : 0;
+      to[column] = row < p.rows && column < p.columns ? from[column] ^ (p.negates ? 0x8000 : 0) : 0;
   }
 }
 

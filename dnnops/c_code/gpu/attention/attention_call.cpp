@@ -43,6 +43,8 @@ void AttentionCall::check(std::initializer_list<int64_t> dtypes) {
   for (const dnnops_tensor *lengths : {query_lengths, key_lengths})
     if (lengths && (lengths->dtype != DNNOPS_INT64 || lengths->ndim != 1 || lengths->shape[0] != batch))
       fail(DNNOPS_VALUE_ERROR, "lengths have to be int64, and one for each batch entry");
+  if (state && params.from_device && (state->dtype != DNNOPS_INT64 || state->ndim != 1 || state->shape[0] != 2))
+    fail(DNNOPS_VALUE_ERROR, "the state has to be int64, with two elements");
   if (!gradient) return;
   const int64_t expected[4] = {batch, query_heads, queries, value_depth};
   for (const dnnops_tensor *array : {out, stats, gout}) {

@@ -20,6 +20,7 @@ struct AttentionParams {
   int64_t has_scale, is_causal, given;  // given: a bit for each optional operand
   double dropout;
   int64_t gradient, deterministic, has_stats, path;  // path: an AttentionPath
+  int64_t from_device;                               // whether the state is on the device
 
   const char *op() const { return gradient ? "GpuDnnAttentionGrad" : "GpuDnnAttention"; }
   int input_count() const { return (gradient ? 6 : 3) + __builtin_popcountll(given); }

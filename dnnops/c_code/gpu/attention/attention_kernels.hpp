@@ -11,6 +11,7 @@ struct LengthParams {
   const void *queries, *keys;
   int64_t batch, max_queries, max_keys, seed, offset;
   void *inner_queries, *inner_keys, *rows, *columns, *random;
+  const void *state;
 };
 
 struct MaskParams {
@@ -30,7 +31,7 @@ struct StatsParams {
 struct RowCopyParams {
   const void *from;
   void *to;
-  int64_t sizes[4], rows, columns, from_steps[3], to_steps[3];
+  int64_t sizes[4], rows, columns, from_steps[3], to_steps[3], negates;
 };
 
 struct HideParams {
