@@ -112,9 +112,12 @@ class GpuDnnAttention(GpuDnnAttentionBase, GpuAttentionForward):
     with_stats : bool
         Whether the Op returns the statistics. Compiled functions drop them if nothing uses them,
         for example if no gradient is computed.
+    from_device : bool
+        Whether the state of the random numbers is on the device. Only then can a CUDA graph draw
+        other numbers each time; rewrites move it there.
     """
 
-    __props__ = (*GpuDnnAttentionBase.__props__, "with_stats")
+    __props__ = (*GpuDnnAttentionBase.__props__, "with_stats", "from_device")
 
     abstract_class = Attention
 
@@ -125,13 +128,18 @@ class GpuDnnAttention(GpuDnnAttentionBase, GpuAttentionForward):
         optional: Any = (),
         dropout: float = 0.0,
         with_stats: bool = True,
+        from_device: bool = False,
     ):
         super().__init__(scale, is_causal, optional, dropout)
-        self.with_stats = switch(type(self).__name__, "with_stats", with_stats)
+        name = type(self).__name__
+        self.with_stats = switch(name, "with_stats", with_stats)
+        self.from_device = switch(name, "from_device", from_device)
         self.results = Attention.results if self.with_stats else Attention.results[:1]
 
     def gradient_op(self) -> GpuAttentionBase:
-        return GpuDnnAttentionGrad(self.scale, self.is_causal, self.optional, self.dropout)
+        return GpuDnnAttentionGrad(
+            self.scale, self.is_causal, self.optional, self.dropout, from_device=self.from_device
+        )
 
 
 @implements(AttentionGrad, on=GPU_CUDNN, operands=device_arrays, heavy=_is_half)
@@ -139,14 +147,15 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
     """`AttentionGrad` on cuDNN; short sequences without dropout use a dnnops kernel.
 
     Called as ``GpuDnnAttentionGrad(scale, is_causal, optional)(query, key, value, ..., out, stats,
-    gout)``. The dnnops kernel computes in float32, is deterministic and doesn't read ``out``.
+    gout)``. The dnnops kernel computes in float32, is deterministic and doesn't read ``out`` and
+    ``stats``.
 
     If `is_deterministic` is True, cuDNN engines whose results vary are not used. It defaults to the
-    value of the flag ``dnn.deterministic`` when the Op is created. See `AttentionBase` for the
-    other parameters.
+    value of the flag ``dnn.deterministic`` when the Op is created. See `AttentionBase` and
+    `GpuDnnAttention` for the other parameters.
     """
 
-    __props__ = (*GpuDnnAttentionBase.__props__, "is_deterministic")
+    __props__ = (*GpuDnnAttentionBase.__props__, "is_deterministic", "from_device")
 
     last_operands = AttentionGrad.last_operands
     results = AttentionGrad.results
@@ -160,8 +169,10 @@ class GpuDnnAttentionGrad(GpuDnnAttentionBase):
         optional: Any = (),
         dropout: float = 0.0,
         is_deterministic: bool | None = None,
+        from_device: bool = False,
     ):
         super().__init__(scale, is_causal, optional, dropout)
+        self.from_device = switch(type(self).__name__, "from_device", from_device)
         self.is_deterministic = switch_or_flag(
             type(self).__name__, "is_deterministic", is_deterministic, "dnn.deterministic"
         )

@@ -1,4 +1,4 @@
-"""Let dropout read its state in device memory, so that it can be captured.
+"""Let dropout and attention read their states in device memory, so that they can be captured.
 
 On the host, the state would be part of the launch, and each replay would drop the same elements.
 The next state is computed twice: a kernel writes it for further dropout in the same call, and the
@@ -18,6 +18,7 @@ from pytensor.graph.rewriting.basic import GraphRewriter, copy_stack_trace
 from pytensor.tensor.shape import Shape_i
 
 from dnnops.config import flag_value
+from dnnops.gpu.attention.cudnn import GpuDnnAttentionBase
 from dnnops.gpu.dropout import GpuDnnDropoutGrad, GpuDnnDropoutOp
 from dnnops.gpuarray.op import depends_on_values
 from dnnops.gpuarray.transfer import to_device
@@ -28,7 +29,7 @@ __all__ = ["DropoutFromDevice"]
 
 
 class DropoutFromDevice(GraphRewriter):
-    """Move the states and probabilities of dropout to the device, unless nothing is captured."""
+    """Move the states and probabilities of random Ops to the device, unless nothing is captured."""
 
     def apply(self, fgraph: FunctionGraph) -> None:
         """Rewrite `fgraph`."""
@@ -38,6 +39,11 @@ class DropoutFromDevice(GraphRewriter):
         states: dict[Variable, Any] = {}
         for node in fgraph.toposort():
             op: Any = node.op
+            if isinstance(op, GpuDnnAttentionBase) and op.dropout and not op.from_device:
+                results = _attended(node, [new.get(x, x) for x in node.inputs], states)
+                copy_stack_trace(node.outputs, results)
+                new.update(zip(node.outputs, results, strict=True))
+                continue
             if not isinstance(op, GpuDnnDropoutOp | GpuDnnDropoutGrad) or op.from_device:
                 continue
             inputs = [new.get(x, x) for x in node.inputs]
@@ -62,6 +68,17 @@ def _placed(x: Any, device: int) -> Any:
     if isinstance(x, Constant):
         return GpuArrayType(x.type.dtype, x.type.shape, device).make_constant(np.asarray(x.data))
     return to_device(x, device)
+
+
+def _attended(node: Apply, inputs: list[Any], states: dict[Variable, Any]) -> list[Any]:
+    """Return the results of attention or its gradient, which share a state."""
+    op: Any = node.op
+    place = op.operands.index("state")
+    state = node.inputs[place]
+    if state not in states:
+        states[state] = _placed(inputs[place], inputs[0].type.device)
+    inputs[place] = states[state]
+    return list(op.replace(from_device=True).make_node(*inputs).outputs)
 
 
 def _drawn(node: Apply, inputs: list[Any], states: dict[Variable, Any]) -> list[Any]:
