@@ -87,7 +87,7 @@ class Cancelling:
         """
         self._cancelled = set()
         result = self._times(x, {exponent: 1}, {}, MAX_DEPTH)
-        is_divisor = any(self._is_moved_from(y, (exponent,)) for y in self._cancelled)
+        is_divisor = any(_moved_from(y, (exponent,)) is not None for y in self._cancelled)
         return result if is_divisor else None
 
     def is_fragile(self, x: Any) -> bool:
@@ -149,22 +149,23 @@ class Cancelling:
     def _value(self, scaled: Scaled, powers: Powers, known: dict[Any, bool]) -> Any:
         factor = self._given(scaled.powers, known)
         total = self._combined(factor, powers)
-        # A probability over the largest one is at most 1.
         self._leaves_divisor |= sum(total.values()) < 0 or any(
-            self._is_moved_from(x, self.values.unbounded)
-            or (power < 0 and not self._is_moved_from(x, self.values.largest))
+            _moved_from(x, self.values.unbounded) is not None
+            or (power < 0 and not self._is_largest(x, total))
             for x, power in total.items()
         )
         if not total and scaled.mantissa is None:
             return pt.constant(np.asarray(1, self.dtype))
         return self.values.value(Scaled(scaled.mantissa, total))
 
-    def _is_moved_from(self, x: Any, exponents: Collection[Any]) -> bool:
-        while x.owner is not None and (type(x.owner.op) in MOVES or kind_of(x) is scalars.Second):
-            if x in exponents:
-                return True
-            x = x.owner.inputs[1 if kind_of(x) is scalars.Second else 0]
-        return x in exponents
+    def _is_largest(self, x: Any, powers: Powers) -> bool:
+        """Return whether `x` is the largest term of a sum, and a factor is one of its terms."""
+        terms = self.values.largest.get(_moved_from(x, self.values.largest), ())
+        factors = [y for y, power in powers.items() if power > 0]
+        return any(
+            all(any(_moved_from(y, (e,)) is not None for y in factors) for e in term)
+            for term in terms
+        )
 
     def _combined(self, one: Powers, other: Powers) -> Powers:
         parts = [y for powers in (one, other) for y in powers.items()]
@@ -328,6 +329,16 @@ def _factors_of(x: Any) -> Iterator[tuple[int, Any]]:
             yield 1, pt.constant(np.asarray(-1, x.type.dtype))
         else:
             yield sign, x
+
+
+def _moved_from(x: Any, exponents: Collection[Any]) -> Any:
+    """Return the exponent whose elements `x` has, or None."""
+    while x not in exponents:
+        node, is_second = x.owner, kind_of(x) is scalars.Second
+        if node is None or not (is_second or type(node.op) in MOVES):
+            return None
+        x = node.inputs[1 if is_second else 0]
+    return x
 
 
 def _reshape_in(x: Any) -> Any:

@@ -77,12 +77,14 @@ class Exponents:
 
     Attributes
     ----------
-    largest : set of Variable
-        Exponents that are no smaller than any other in the terms of a sum.
+    largest : dict
+        Exponents that are no smaller than those of the terms of a sum, and the parts of the latter.
     unbounded : set of Variable
         Exponents whose exponentials may be infinite.
     complements : dict
         Differences of a softmax from 1, by the logarithms of the softmax.
+    opposite : dict
+        Logarithms of one less a sigmoid, by those of the sigmoid, and the other way round.
     """
 
     def __init__(self, fgraph: FunctionGraph):
@@ -91,9 +93,10 @@ class Exponents:
         self._values: dict[Any, Any] = {}
         #: The operands of sigmoids and their exponents, by those of one less the sigmoids.
         self._pairs: dict[Any, tuple[Any, Any]] = {}
-        self.largest: set[Any] = set()
+        self.largest: dict[Any, list[tuple[Any, ...]]] = {}
         self.unbounded: set[Any] = set()
         self.complements: dict[Any, Any] = {}
+        self.opposite: dict[Any, Any] = {}
 
     def apply(self, op: Any, *inputs: Any, index: int = 0) -> Any:
         """Apply an Op, or return the result of an equal node."""
@@ -142,6 +145,7 @@ class Exponents:
         negated = self.apply(neg, x)
         exponents = [self.apply(neg, self.apply(softplus, z)) for z in (negated, x)]
         self._pairs[exponents[1]] = exponents[0], x
+        self.opposite.update(zip(exponents, exponents[::-1], strict=True))
         if is_complement:
             return self.probability(exponents[1], self.apply(pt.sigmoid, negated))
         return self.probability(exponents[0], self.apply(pt.sigmoid, x))

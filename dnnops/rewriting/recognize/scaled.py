@@ -82,6 +82,22 @@ class ScaledValues(Exponents):
         self.probability(logs, self.apply(Softmax(axis=axes), x))
         self._read[e, dtype] = Scaled(None, {logs: 1, self.shuffle(dropped, order): 1})
 
+    def add_logistic(self, e: Any, total: Any) -> None:
+        """Read an exponential `e` and ``1 + e`` in terms of the sigmoid ``1 / (1 + e)``.
+
+        Parameters
+        ----------
+        e, total : Variable
+        """
+        (z,) = e.owner.inputs
+        dtype = total.type.dtype
+        if {z.type.dtype, e.type.dtype} != {dtype} or (e, dtype) in self._read:
+            return
+        x = (inputs_of(z, scalars.Neg) or [self.apply(pt.neg, z)])[0]
+        own, other = self.sigmoid(x), self.sigmoid(x, is_complement=True)
+        self._read[total, dtype] = own.raised(-1)
+        self._read[e, dtype] = Scaled(None, merged([other.powers, own.raised(-1).powers]))
+
     def read(self, x: Any, dtype: str, depth: int = MAX_DEPTH) -> Scaled | None:
         """Read a variable, with exponents of a given dtype.
 
@@ -180,10 +196,23 @@ class ScaledValues(Exponents):
             return self._tanh(t.owner.inputs[0].astype(dtype), (False, True))
         if type(z.owner.op) is Softmax:
             return self.probability(complement_of_softmax(self, z, dtype).log, None)
+        if kind in (scalars.TrueDiv, scalars.Reciprocal):
+            return self._complement_of_logistic(z, dtype, depth)
         if type(z.owner.op) in MOVES:
             found = self.complement(inputs[0], dtype, depth - 1)
             return None if found is None else found.map(lambda part: self.move(z, part))
         return None
+
+    def _complement_of_logistic(self, z: Any, dtype: str, depth: int) -> Scaled | None:
+        mantissa, powers = self.read(z, dtype, depth - 1) or (None, {})
+        (x,) = powers if len(powers) == 1 else (None,)
+        if (
+            x not in self.opposite
+            or powers[x] != 1
+            or number_of(1 if mantissa is None else mantissa) != 1
+        ):
+            return None
+        return self.probability(self.opposite[x], None)
 
     def one_plus(self, z: Any, dtype: str) -> Scaled | None:
         """Read ``1 + z``."""
@@ -251,7 +280,7 @@ class ScaledValues(Exponents):
             for term, e in zip(terms, exponents, strict=True)
         ]
         if all(map(_is_nonzero, terms)):
-            self.largest.add(largest)
+            self.largest[largest] = [tuple(term.powers) for term in terms]
         return Scaled(pt.add(*parts), {largest: 1})
 
     def _sum(self, x: Any, op: Any, inner: Scaled) -> Scaled:
@@ -261,7 +290,7 @@ class ScaledValues(Exponents):
         terms = times(inner.mantissa, pt.exp(exponent - largest))
         dropped = largest.dimshuffle([i for i in range(x.type.ndim) if i not in axis])
         if _is_nonzero(inner):
-            self.largest.add(largest)
+            self.largest[largest] = [tuple(inner.powers)]
         return Scaled(op(self.broadcast(terms, x)), {dropped: 1})
 
     def _joined(

@@ -27,7 +27,7 @@ from dnnops.rewriting.recognize.beside_one import gradient_beside_one
 from dnnops.rewriting.recognize.cancelling import Cancelling
 from dnnops.rewriting.recognize.exponents import MOVES
 from dnnops.rewriting.recognize.scaled import ScaledValues
-from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kind_of
+from dnnops.rewriting.recognize.views import View, inputs_of, is_sum, kind_of, number_of
 
 __all__ = ["LOGARITHMS", "StableLogarithms"]
 
@@ -75,13 +75,23 @@ def _exponentials_of(node: Apply) -> tuple[Any, Any] | None:
     return (e, total) if divisor.order == order else None
 
 
+def _logistic_of(node: Apply) -> tuple[Any, Any] | None:
+    """Return `e` and ``1 + e`` for an exponential `e`, else None."""
+    total = node.outputs[0]
+    terms = inputs_of(total, scalars.Add) or []
+    for e, one in (terms, terms[::-1]) if len(terms) == 2 else ():
+        if kind_of(e) is scalars.Exp and number_of(one) == 1:
+            return e, total
+    return None
+
+
 def _may_underflow(nodes: list[Apply]) -> bool:
     """Return whether a logarithm or a divisor may depend on a softmax, sigmoid or tanh."""
     found: set[Any] = set()
     for node in nodes:
         x = node.outputs[0]
         kind = kind_of(x)
-        if type(node.op) is Softmax or kind in (Sigmoid, scalars.Tanh):
+        if type(node.op) is Softmax or kind in (Sigmoid, scalars.Tanh) or _logistic_of(node):
             found.add(x)
         elif kind is scalars.Exp:
             y = node.inputs[0]
@@ -137,6 +147,8 @@ class StableLogarithms(GraphRewriter):
                 # Other sums of them could not be read in terms of this softmax.
                 if sums == {total.owner}:
                     values.add_exponentials(e, total)
+        for e, total in filter(None, map(_logistic_of, nodes)):
+            values.add_logistic(e, total)
         for node in nodes:
             old = node.outputs[0]
             kind, result = kind_of(old), None

@@ -7,6 +7,7 @@ written as they are computed best, so that the graphs as they are written are th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ OF_SIGMOID: dict[str, Callable[[Any, Any, Any], Any]] = {
     "powers": lambda s, c, y: pt.log(s**y * c ** (1 - y)),
     "product": lambda s, c, y: pt.log(s * c),
     "quotient": lambda s, c, y: pt.log(s / c),
+    "mixture": lambda s, c, y: pt.log(0.5 * s * s[::-1] + 0.5 * c * c[::-1]),
     "likelihood ratio": lambda s, c, y: pt.log(s / s[::-1]),
     "stack": lambda s, c, y: pt.log(pt.stack([s, c])),
     "classes": lambda s, c, y: pt.log(pt.stack([c, s], axis=1)[rows(y), y.astype("int64")]),
@@ -226,7 +228,13 @@ def test_second_derivatives_of_softmax():
     check_softmax(ALONE, 2, SECOND)
 
 
-@pytest.mark.parametrize("spelling", [pt, nnet], ids=["PyTensor's", "dnnops'"])
+#: The sigmoid as users write it.
+LOGISTIC = SimpleNamespace(sigmoid=lambda x: 1 / (1 + pt.exp(-x)), tanh=pt.tanh)
+
+
+@pytest.mark.parametrize(
+    "spelling", [pt, nnet, LOGISTIC], ids=["PyTensor's", "dnnops'", "logistic"]
+)
 def test_sigmoid_and_tanh(spelling):
     check_sigmoid(ALONE, spelling)
 
