@@ -582,3 +582,48 @@ def test_what_the_gradient_of_pooling_needs():
                 graph.resample_backward(loss, mode, [2, 2], [2, 2], **chosen)
                 ports = {"index": "INDEX", "input": "X", "output": "Y"}
                 assert set(graph.nodes[0].inputs) == {"DY", *(ports[key] for key in chosen)}
+
+
+def test_windows_strides_and_padding_at_both_ends():
+    """For pooling and convolution; what is not given has its default on every axis."""
+    rng = np.random.default_rng(4)
+    for _ in range(60):
+        ndim = int(rng.integers(1, 4))
+        sizes, window = rng.integers(8, 20, ndim).tolist(), rng.integers(1, 5, ndim).tolist()
+        given = {
+            name: rng.integers(low, 4, ndim).tolist()
+            for name, low in (("stride", 1), ("pre_padding", 0), ("post_padding", 0))
+            if rng.random() < 0.6
+        }
+        before, after = (given.get(f"{end}_padding", [0] * ndim) for end in ("pre", "post"))
+        room = [n + a + b - k for n, a, b, k in zip(sizes, before, after, window, strict=True)]
+
+        def dims(strides, room=room):
+            return [left // step + 1 for left, step in zip(room, strides, strict=True)]
+
+        graph = new(io_data_type="half", intermediate_data_type="float32")
+        x, w = graph.tensor([2, 3, *sizes]), graph.tensor([5, 3, *window])
+        mode = cudnn.resample_mode.AVGPOOL_INCLUDE_PADDING
+        (pooled,) = graph.resample(x, mode, window, **given)
+        convolved = graph.conv_fprop(x, w, **given)
+        for y in (pooled, convolved):
+            y.set_output(True)
+        graph.validate()
+        assert pooled.dim == [2, 3, *dims(given.get("stride", window))]
+        assert convolved.dim == [2, 5, *dims(given.get("stride", [1] * ndim))]
+        for name, low in (("stride", 1), ("pre_padding", 0), ("post_padding", 0), ("window", 1)):
+            wrong = {"window": window, **given, name: [low - 1, *[1] * (ndim - 1)]}
+            with pytest.raises(DnnValueError, match=name):
+                graph.resample(x, mode, **wrong)
+
+
+@pytest.mark.parametrize("index", [-1, 0, 1, 2, 3])
+def test_the_operand_that_a_concatenation_overwrites(index):
+    graph = new(io_data_type="half", intermediate_data_type="float32")
+    parts = [graph.tensor([2, 3]) for _ in range(2)]
+    graph.concatenate(parts, 0, index).set_output(True)
+    if 0 <= index < 2:
+        graph.validate()
+    else:
+        with pytest.raises(DnnValueError, match=f"in_place_index {index} of 2 operands"):
+            graph.validate()

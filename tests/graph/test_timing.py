@@ -11,6 +11,7 @@ import pytest
 
 from dnnops.errors import DnnLibraryError, DnnNotSupportedError, DnnValueError
 from dnnops.graph import execution
+from dnnops.graph.names import numerical_note
 from dnnops.graph.plan import Plan
 from tests.graph.test_execution import PLAN, arrays, built
 
@@ -105,3 +106,22 @@ def test_nothing_can_be_timed(monkeypatch):
     monkeypatch.setattr(execution, "get_stream", lambda handle: 0)
     with pytest.raises(DnnNotSupportedError, match="'graph': no plan could be timed"):
         graph.time_plans({})
+
+
+def test_the_table_of_plans():
+    graph, _ = built()
+    notes = [numerical_note.TENSOR_CORE], [numerical_note.NONDETERMINISTIC]
+    graph.plans = [
+        Plan(0, {}, notes[1], [], None, None, None, reason="it is busy"),
+        Plan(1, {2: 3}, notes[0], [], None, None, 3 << 20, 0.5),
+        Plan(2, {}, notes[1], [], None, None, 0, 0.25),
+        Plan(3, {}, [], [], None, is_excluded=True),
+    ]
+    lines = [line.split() for line in graph.plan_table(120).splitlines()]
+    assert lines == [
+        ["plan", "time", "us", "x", "best", "workspace", "determ.", "notes"],
+        ["eng2", "250.00", "1.00", "0", "B", "no"],
+        ["eng1_k2=3", "500.00", "2.00", "3.0", "MiB", "yes", "tensor", "core"],
+        ["eng3", "yes", "deselected"],
+        ["eng0", "no", "it", "is", "busy"],
+    ]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -616,3 +617,12 @@ def test_energy_on_a_gpu():
     assert all(plan.energy_mj > 0 for plan in timed)
     # Watts, between what a board takes when it is idle and what none does.
     assert all(20 < plan.energy_mj / plan.time_ms < 2000 for plan in timed)
+
+
+def test_functions_of_one_convolution_have_the_same_defaults():
+    parameters = signature(conv_plans).parameters
+    for name, parameter in signature(flag_choices).parameters.items():
+        if name not in ("time", "settings"):
+            assert parameter.default == parameters[name].default
+    assert (parameters["border_mode"].default, parameters["num_groups"].default) == ("valid", 1)
+    assert parameters["subsample"].default == parameters["filter_dilation"].default == 1
