@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -22,6 +24,13 @@ from tests.rewriting.gpu.test_to_cudnn import (
 #: Without compiled code, because compiling takes long; tests/cpu runs the Ops' C code.
 PERFORM = Mode("py", "fast_run").excluding("fusion")
 PLAIN = PERFORM.excluding("onednn")
+
+
+@pytest.fixture(autouse=True)
+def quick_softmax() -> Iterator[None]:
+    """PyTensor's own Ops compile their graphs in this mode when they run; Numba takes seconds."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        yield
 
 
 def tensors(dtype: str = "float32", depth: int | None = 8) -> list:
