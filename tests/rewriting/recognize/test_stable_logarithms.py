@@ -15,11 +15,15 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
+from pytensor.graph.basic import equal_computations
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.tensor.special import softmax
 
 from dnnops import nnet
 from dnnops.modes import OneDnnMode
+from dnnops.rewriting.recognize.stable_logarithms import StableLogarithms
 from tests.oracle import PERFORM_MODE
 
 #: Only these rewrites, and those of a mode; computed with NumPy.
@@ -205,6 +209,32 @@ def check_sigmoid(
 
 def test_softmax():
     check_softmax(ALONE, 1)
+
+
+#: Logarithms that are computed as they are written.
+AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "matrix product": lambda p: pt.log(p @ pt.constant(np.eye(3, dtype="float32"))),
+    "prod": lambda p: pt.log(p.prod(axis=1)),
+    "clip": lambda p: pt.log(pt.clip(p, np.float32(1e-7), np.float32(1 - 1e-7))),
+    "clip below": lambda p: pt.log(pt.maximum(p, np.float32(1e-7))),
+    "clip above": lambda p: pt.log(pt.minimum(p, np.float32(0.9))),
+    "epsilon": lambda p: pt.log(p + np.float32(1e-7)),
+    "epsilon of the complement": lambda p: pt.log(1 - p + np.float32(1e-7)),
+}
+
+
+@pytest.mark.parametrize("name", AS_WRITTEN)
+@pytest.mark.parametrize("of", [pt.sigmoid, lambda x: softmax(x, axis=1)], ids=["s", "p"])
+def test_limits_keep_their_meaning(name, of):
+    x = pt.matrix("x")
+    cost = AS_WRITTEN[name](of(x)).sum()
+    # The gradient of a product divides by its factors, which may cancel.
+    gradients = [] if name == "prod" else [pytensor.grad(cost, x)]
+    before = FunctionGraph([x], [cost, *gradients], clone=True)
+    after = before.clone()
+    StableLogarithms().rewrite(after)
+    MergeOptimizer().rewrite(before)
+    assert equal_computations(before.outputs, after.outputs, before.inputs, after.inputs)
 
 
 def complement_graph(dtype: str, makes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
