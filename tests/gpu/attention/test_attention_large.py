@@ -72,9 +72,10 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("split", [1, 0])
 def test_tiles(folder, split):
-    tiles = Tiles(split=split, aligned=0, mask=2) if split else Tiles(hold=0, mask=1)
+    # Constants that other tests compile, too.
+    tiles = Tiles(split=1, aligned=0, mask=2) if split else Tiles(tiles=2, hold=0, mask=1)
     kernels, rng = HostTiles(folder, tiles), np.random.default_rng(SEED)
-    for number in range(4):
+    for number in range(3):
         form = Form(
             dtype="float32",
             batch=1,
