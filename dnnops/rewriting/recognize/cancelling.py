@@ -197,7 +197,7 @@ class Cancelling:
             elif sign > 0 and self._is_fragile(y):
                 deep.append(y)
             else:
-                parts[sign] = times(parts[sign], y)
+                parts[sign] = times(parts[sign], y.astype(self.dtype))
         mantissa = reduce(times, deep[1:], parts[1])
         if parts[-1] is not None:
             mantissa = (1 if mantissa is None else mantissa) / parts[-1]

@@ -242,7 +242,8 @@ class ScaledValues(Exponents):
             return None
         mantissa, powers = None, []
         for x, sign, scaled in zip(inputs, signs, found, strict=True):
-            part = (scaled or Scaled(x, {})).raised(sign)
+            # PyTensor keeps numbers in float32 if that is exact, but not their inverses.
+            part = (scaled or Scaled(x.astype(dtype), {})).raised(sign)
             mantissa = times(mantissa, part.mantissa)
             powers.append(part.powers)
         if kind is scalars.Neg:

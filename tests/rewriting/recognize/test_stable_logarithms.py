@@ -211,6 +211,16 @@ def test_softmax():
     check_softmax(ALONE, 1)
 
 
+def test_numbers_have_all_digits():
+    x = pt.dvector("x")
+    with pytensor.config.change_flags(floatX="float64"):
+        z = pt.log(pt.sigmoid(x) / np.float32(3)) + pt.log(1 / (np.float32(7) * pt.sigmoid(x)))
+        f = pytensor.function([x], [z, pytensor.grad(z.sum(), x)], mode=ALONE)
+    value, gradient = f([-20.0, 0.5])
+    np.testing.assert_allclose(value, -np.log(21), rtol=1e-14)
+    np.testing.assert_allclose(gradient, 0, atol=1e-15)
+
+
 #: Logarithms that are computed as they are written.
 AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
     "matrix product": lambda p: pt.log(p @ pt.constant(np.eye(3, dtype="float32"))),
