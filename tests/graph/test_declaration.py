@@ -628,3 +628,19 @@ def test_the_operand_that_a_concatenation_overwrites(index):
     else:
         with pytest.raises(DnnValueError, match=f"in_place_index {index} of 2 operands"):
             graph.validate()
+
+
+@pytest.mark.parametrize("excess", [0, 1, 2])
+def test_windows_of_the_padded_size(excess):
+    """They are the largest ones."""
+    for call in (
+        lambda g, x, n: g.resample(x, cudnn.resample_mode.MAXPOOL, [n, 2], pre_padding=[2, 0])[0],
+        lambda g, x, n: g.conv_fprop(x, g.tensor([5, 3, n, 2]), pre_padding=[2, 0]),
+    ):
+        graph = new(io_data_type="half", intermediate_data_type="float32")
+        call(graph, graph.tensor([2, 3, 7, 7]), 9 + excess).set_output(True)
+        if excess:
+            with pytest.raises(DnnValueError, match=r"larger than (the )?padded"):
+                graph.validate()
+        else:
+            graph.validate()
