@@ -20,6 +20,7 @@ from dnnops.compat import shape_inference
 from dnnops.errors import DnnTypeError, DnnValueError
 from dnnops.nnet.checks import checked
 from dnnops.nnet.expressions import ExpandableOp, ExpressionOp, reshaped
+from dnnops.nnet.norm.batchnorm import BatchNormTrain, BatchNormTrainGrad
 from dnnops.nnet.norm.widened import widened
 from dnnops.nnet.operands import float_operands
 from dnnops.nnet.validate import (
@@ -125,8 +126,25 @@ class GroupNormBase(ExpandableOp, ExpressionOp):
         for output, storage, result in zip(node.outputs, output_storage, results, strict=True):
             storage[0] = np.asarray(result, dtype=output.type.dtype)
 
+    def expressions(self, *inputs: Any) -> list[Any]:
+        node = self.make_node(*inputs)
+        if inputs[0].type.dtype == "float16":  # whose squares do not overflow in float32
+            return self._expressions(*inputs)
+        # Kernels of batch normalization read the data less often, and are right for numbers of any
+        # magnitude.
+        results = self._by_rows(self._checked_sizes(node), *inputs)
+        return [pt.cast(z, y.type.dtype) for z, y in zip(results, node.outputs, strict=True)]
+
     def _expressions(self, *inputs: Any) -> list[Any]:
         node = self.make_node(*inputs)
+        sizes = self._checked_sizes(node)
+        dtype = accumulator_dtype(inputs[0].type.dtype).name
+        results = self._compute(sizes, *(pt.cast(a, dtype) for a in inputs))
+        return [pt.cast(z, y.type.dtype) for z, y in zip(results, node.outputs, strict=True)]
+
+    def _checked_sizes(self, node: Apply) -> list[Any]:
+        """Return the sizes of the data, which are checked when they are computed."""
+        inputs: list[Any] = node.inputs
         x, shape = inputs[0], node.outputs[0].type.shape
         sizes = [x.shape[i] if n is None else n for i, n in enumerate(shape)]
         given = zip(self.operands, inputs, strict=True)
@@ -139,9 +157,23 @@ class GroupNormBase(ExpandableOp, ExpressionOp):
             divides = pt.eq(sizes[1] % self.num_groups, 0)
             fits = (pt.eq(length, sizes[1]) for length in lengths)
             sizes[1] = checked(sizes[1], problem, divides, *fits)
-        dtype = accumulator_dtype(x.type.dtype).name
-        results = self._compute(sizes, *(pt.cast(a, dtype) for a in inputs))
-        return [pt.cast(z, y.type.dtype) for z, y in zip(results, node.outputs, strict=True)]
+        return sizes
+
+    def _rows(self, sizes: Sequence[Any], *data: Any) -> list[Any]:
+        """View data as one row for each group of each sample; without elements, as no rows."""
+        count = sizes[1] // self.num_groups * prod(sizes[2:])
+        count = max(count, 1) if isinstance(count, int) else pt.maximum(count, 1)
+        return [reshaped(a, (prod(sizes) // count, count)) for a in data]
+
+    def _normalize_rows(self, x: Any) -> list[Any]:
+        """Return rows less their mean, divided by their deviation, with mean and its inverse."""
+        ones, zeros = (f((x.shape[0], 1), dtype=x.type.dtype) for f in (pt.ones, pt.zeros))
+        op: Any = BatchNormTrain((1,))
+        return list(op(x, ones, zeros, pt.constant(self.epsilon, dtype="float64")))
+
+    def _by_rows(self, sizes: Sequence[Any], *inputs: Any) -> list[Any]:
+        """Compute the results by Ops of batch normalization."""
+        raise NotImplementedError
 
     def _compute(self, shape: Sequence[Any], *inputs: Any) -> list[Any]:
         """Compute the results from the shape of the data and from arrays or variables."""
@@ -193,6 +225,12 @@ class GroupNorm(GroupNormBase):
         centered, invstd = self._statistics(shape, x)
         return [reshaped(centered * (invstd * gamma) + beta, shape)]
 
+    def _by_rows(self, sizes: Sequence[Any], *inputs: Any) -> list[Any]:
+        x, gamma, beta = inputs
+        normalized = reshaped(self._normalize_rows(*self._rows(sizes, x))[0], sizes)
+        gamma, beta = (_along_channels(a, len(sizes)) for a in (gamma, beta))
+        return [normalized * gamma + beta]
+
 
 class GroupNormGrad(GroupNormBase):
     """Gradients of `GroupNorm`: ``GroupNormGrad(num_groups, epsilon)(x, gamma, gy)``.
@@ -219,6 +257,21 @@ class GroupNormGrad(GroupNormBase):
         dx = (scaled - self._mean(shape, scaled) - normalized * slope) * invstd
         dgamma, dbeta = (terms.sum(axis=(0, 3)) for terms in (gy * normalized, gy))
         return [reshaped(dx, shape), reshaped(dgamma, shape[1:2]), reshaped(dbeta, shape[1:2])]
+
+    def _by_rows(self, sizes: Sequence[Any], *inputs: Any) -> list[Any]:
+        x, gamma, gy = inputs
+        rows, scaled = self._rows(sizes, x, gy * _along_channels(gamma, len(sizes)))
+        _, mean, invstd = self._normalize_rows(rows)
+        op: Any = BatchNormTrainGrad((1,))
+        dx = op(rows, scaled, pt.ones_like(mean), mean, invstd)[0]
+        # Computed again, since the result of the normalization would be kept for this.
+        normalized = reshaped((rows - mean) * invstd, sizes)
+        others = (0, *range(2, len(sizes)))
+        return [reshaped(dx, sizes), *(terms.sum(axis=others) for terms in (gy * normalized, gy))]
+
+
+def _along_channels(parameters: Any, ndim: int) -> Any:
+    return parameters.dimshuffle("x", 0, *["x"] * (ndim - 2))
 
 
 def group_count(where: str, num_groups: Any) -> int:
