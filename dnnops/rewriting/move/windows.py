@@ -117,7 +117,8 @@ def slices_first(x: Any, op: Any, indices: Sequence[Any]) -> tuple[list[Window],
     """
     windows: list[Window] = []
     operands: list[Any] = []
-    entries, rest, axis = [], [], 0
+    rest: list[Any] = []
+    entries, axis = [], 0
     for entry in unflatten_index_variables(indices, op.idx_list):
         if not isinstance(entry, slice):
             is_mask = entry.type.dtype == "bool"
