@@ -11,7 +11,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import unified_diff
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import dnnops.gpu.library
 import dnnops.nnet
 from dnnops.errors import DnnUnavailableError
 from dnnops.modes import CudnnMode, DnnMode, OneDnnMode
+from tests.differences import difference
 from tests.rewriting.golden_functions import DTYPES, FUNCTIONS
 from tests.rewriting.golden_text import (
     derivatives_text,
@@ -184,27 +184,6 @@ def test_every_abstract_op_is_there():
 # -- comparing -----------------------------------------------------------------------------
 
 
-def _sections(text: str) -> dict[str, list[str]]:
-    sections: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        if line.startswith("## "):
-            lines = sections.setdefault(line, [])
-        else:
-            lines.append(line)
-    return sections
-
-
-def difference(golden: str, now: str) -> str:
-    """Compare section by section, so that a change doesn't hide what is after it."""
-    was, is_ = _sections(golden), _sections(now)
-    lines: list[str] = []
-    for title in dict.fromkeys([*was, *is_]):
-        old, new = was.get(title, []), is_.get(title, [])
-        if old != new or (title in was) != (title in is_):
-            lines += [title, *list(unified_diff(old, new, n=2, lineterm=""))[2:]]
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_as_golden(name):
     found = difference((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), FILES[name]())
@@ -214,16 +193,6 @@ def test_as_golden(name):
             f" python -m tests.rewriting.test_golden --write\n{found}",
             pytrace=False,
         )
-
-
-def test_difference():
-    golden = "## a\none\ntwo\n## b\nthree\n"
-    assert difference(golden, golden) == ""
-    assert (
-        difference(golden, "## a\none\n2\n## b\nthree\n") == "## a\n@@ -1,2 +1,2 @@\n one\n-two\n+2"
-    )
-    assert difference(golden, "## a\none\ntwo\n") == "## b\n@@ -1 +0,0 @@\n-three"
-    assert difference("", "## c\n") == "## c"
 
 
 def main() -> None:
