@@ -191,11 +191,12 @@ def test_integers_do_not_wrap(compute):
             ),
             "'number': numbers on the host .*BFLOAT16",
         ),
-        (
+        pytest.param(
             lambda g: g.add(
                 g.tensor([4] * 4), g.tensor_scalar(2.5, name="own", data_type="bfloat16")
             ),
             "'own': numbers on the host .*BFLOAT16",
+            marks=pytest.mark.needs("ml_dtypes"),
         ),
         (
             lambda g: g.relu(g.tensor([4], ragged_offset=g.tensor([2], data_type="int32"))),

@@ -51,6 +51,11 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, small, 1) / (1 + small)
 
 
+def swish(x: np.ndarray, coef: float) -> np.ndarray:
+    # At an infinity where the sigmoid is 0, the product is NaN and its limit 0.
+    return np.where(np.isinf(x) & (coef * x < 0), 0, x * sigmoid(coef * x))
+
+
 #: The coefficients are exact in every dtype.
 ACTIVATIONS = {
     ("relu", 0.0): lambda x: np.where(x < 0, 0, x),
@@ -58,9 +63,9 @@ ACTIVATIONS = {
     ("tanh", 0.0): np.tanh,
     ("sigmoid", 0.0): sigmoid,
     ("elu", 1.25): lambda x: np.where(x > 0, x, 1.25 * np.expm1(np.minimum(x, 0))),
-    ("swish", 1.0): lambda x: x * sigmoid(x),
-    ("swish", 0.75): lambda x: x * sigmoid(0.75 * x),
-    ("swish", -3.0): lambda x: x * sigmoid(-3 * x),
+    ("swish", 1.0): lambda x: swish(x, 1),
+    ("swish", 0.75): lambda x: swish(x, 0.75),
+    ("swish", -3.0): lambda x: swish(x, -3),
 }
 
 

@@ -25,6 +25,7 @@ from tests.gpu.attention.attention_on_gpu import (
     run_on_gpu,
 )
 from tests.gpu.device import host, poison, rounded
+from tests.needs import of_dtypes
 from tests.nnet.attention.large_scores import error_of, exact_operands
 from tests.oracle import RELATIVE_ERROR, SEED, repeat_command
 
@@ -126,7 +127,7 @@ def with_masked_heads(data: Data, results: list[np.ndarray]) -> list[np.ndarray]
     return results
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", of_dtypes("float16", "bfloat16"))
 def test_replacement_of_cudnn(folder, dtype):
     kernels, rng = HostLarge(folder, dtype, 32), np.random.default_rng(SEED)
     for number, form in enumerate(short_forms(rng, dtype, 24)):
