@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import random
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from dnnops import graph as cudnn
 from dnnops.errors import DnnError, DnnTypeError, DnnValueError
 from tests.graph.planning import declared
+from tests.graph.stored import changed, read
 
 VALUES: tuple[Any, ...] = (
     *(None, "x", -1, 0, 1, 2, 10**30, 2**62, -(2**70), 1.5, float("nan"), float("inf"), True),
@@ -27,28 +27,11 @@ def stored(name: str) -> Any:
     return json.loads(declared(name)[0].serialize())
 
 
-def read(data: Any) -> Any:
-    graph = cudnn.pygraph()
-    graph.deserialize(json.dumps(data).encode())
-    return graph
-
-
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from places(item, (*path, key))
-
-
-def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    new = copy.deepcopy(data)
-    place = new
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return new
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
