@@ -11,6 +11,13 @@ from pytensor.tensor.elemwise import Elemwise
 from dnnops.gpuarray.elemwise import GpuElemwise
 
 
+@pytest.fixture(autouse=True)
+def failing_rewrites_raise() -> Iterator[None]:
+    """Let the error of a rewrite fail a test; PyTensor only logs it by default."""
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        yield
+
+
 @pytest.fixture
 def float32_numbers() -> Iterator[None]:
     """Make constants such as ``1e-4`` float32 in float32 expressions."""
