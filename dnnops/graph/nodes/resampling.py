@@ -113,9 +113,8 @@ class Resample(_Resampling):
     def expressions(self, values: Mapping[str, Any]) -> dict[str, Any]:
         p = self.parameters
         symmetric = p["pre_padding"] == p["post_padding"]
-        is_padded = any(p["pre_padding"]) or any(p["post_padding"])
         # Other padding than -inf changes the maximum of negative numbers.
-        fits = p["mode"] is not resample_mode.MAXPOOL or not is_padded
+        fits = p["mode"] is not resample_mode.MAXPOOL or not any(p["pre_padding"])
         fits = fits or p["padding_mode"] is padding_mode.NEG_INF_PAD
         fits = fits and len(p["window"]) in (2, 3)
         if "INDEX" in self.outputs or p["mode"] not in _POOLS or not symmetric or not fits:
