@@ -1,10 +1,40 @@
-"""Compare texts in sections, which lines that begin with ## name."""
+"""Compare texts with golden files, in sections, which lines that begin with ## name."""
 
 from __future__ import annotations
 
+import argparse
 from difflib import unified_diff
+from pathlib import Path
 
-__all__ = ["difference"]
+import pytest
+
+__all__ = ["asked_to_write", "assert_as_golden", "difference"]
+
+
+def assert_as_golden(file: Path, now: str, module: str) -> None:
+    """Fail the running test if a golden file differs from a text.
+
+    Parameters
+    ----------
+    file : Path
+    now : str
+        What the file should contain.
+    module : str
+        The module that replaces the file if it is run with ``--write``.
+    """
+    if found := difference(file.read_text(encoding="utf-8"), now):
+        pytest.fail(
+            f"{file.name} (-) differs from the present state (+). If that is intended:"
+            f" python -m {module} --write\n{found}",
+            pytrace=False,
+        )
+
+
+def asked_to_write() -> None:
+    """Exit with the usage of a module that replaces golden files unless its option is given."""
+    parser = argparse.ArgumentParser(description="Replace the golden files.")
+    parser.add_argument("--write", action="store_true", required=True)
+    parser.parse_args()
 
 
 def _sections(text: str) -> dict[str, list[str]]:

@@ -6,7 +6,6 @@ Both are as ``golden_declarations.txt`` has them; ``python -m tests.graph.test_g
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import pytest
 
 import dnnops.graph
 from dnnops.errors import DnnError
-from tests.differences import difference
+from tests.differences import asked_to_write, assert_as_golden
 from tests.graph.options import OPTIONS
 from tests.graph.planning import EVERY, new_graph
 from tests.graph.stored import changed, read, without
@@ -103,17 +102,9 @@ def text() -> str:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_as_golden():
-    found = difference(GOLDEN.read_text(encoding="utf-8"), text())
-    if found:
-        pytest.fail(
-            f"{GOLDEN.name} (-) differs from the present state (+). If that is intended:"
-            f" python -m tests.graph.test_golden_declarations --write\n{found}",
-            pytrace=False,
-        )
+    assert_as_golden(GOLDEN, text(), "tests.graph.test_golden_declarations")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Replace the golden file.")
-    parser.add_argument("--write", action="store_true", required=True)
-    parser.parse_args()
+    asked_to_write()
     GOLDEN.write_text(text(), encoding="utf-8")

@@ -6,7 +6,6 @@ before you commit it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import dnnops.graph
 from dnnops.graph.descriptors import Descriptor
 from dnnops.graph.names import CudnnEnum
-from tests.differences import difference
+from tests.differences import asked_to_write, assert_as_golden
 from tests.graph.options import OPTIONS
 from tests.graph.planning import EVERY, new_graph
 
@@ -94,18 +93,14 @@ def described(name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def text() -> str:
+    return "".join(map(described, DECLARED))
+
+
 def test_as_golden():
-    found = difference(GOLDEN.read_text(encoding="utf-8"), "".join(map(described, DECLARED)))
-    if found:
-        pytest.fail(
-            f"{GOLDEN.name} (-) differs from the present state (+). If that is intended:"
-            f" python -m tests.graph.test_golden_descriptors --write\n{found}",
-            pytrace=False,
-        )
+    assert_as_golden(GOLDEN, text(), "tests.graph.test_golden_descriptors")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Replace the golden file.")
-    parser.add_argument("--write", action="store_true", required=True)
-    parser.parse_args()
-    GOLDEN.write_text("".join(map(described, DECLARED)), encoding="utf-8")
+    asked_to_write()
+    GOLDEN.write_text(text(), encoding="utf-8")

@@ -6,7 +6,6 @@ committing it: a refactoring has none.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ import dnnops.gpu.library
 import dnnops.nnet
 from dnnops.errors import DnnUnavailableError
 from dnnops.modes import CudnnMode, DnnMode, OneDnnMode
-from tests.differences import difference
+from tests.differences import asked_to_write, assert_as_golden
 from tests.rewriting.golden_functions import DTYPES, FUNCTIONS
 from tests.rewriting.golden_text import (
     derivatives_text,
@@ -186,19 +185,11 @@ def test_every_abstract_op_is_there():
 
 @pytest.mark.parametrize("name", FILES)
 def test_as_golden(name):
-    found = difference((FOLDER / f"{name}.txt").read_text(encoding="utf-8"), FILES[name]())
-    if found:
-        pytest.fail(
-            f"golden/{name}.txt (-) differs from the present state (+). If that is intended:"
-            f" python -m tests.rewriting.test_golden --write\n{found}",
-            pytrace=False,
-        )
+    assert_as_golden(FOLDER / f"{name}.txt", FILES[name](), "tests.rewriting.test_golden")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Replace the golden files.")
-    parser.add_argument("--write", action="store_true", required=True)
-    parser.parse_args()
+    asked_to_write()
     FOLDER.mkdir(exist_ok=True)
     with _without_probing():
         texts = {f"{name}.txt": make() for name, make in FILES.items()}
