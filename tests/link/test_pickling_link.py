@@ -84,13 +84,11 @@ def results_of_each_family(x, filters):
     return [*results, *pytensor.grad(None, [x, filters], known_grads=known)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
-        "CVM",
-        "DNN",
-        "NUMBA",
+        *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("CVM", "DNN", "NUMBA")),
+        # Not slow, because slow tests run before JAX is installed.
         pytest.param("JAX", marks=pytest.mark.needs("jax")),
     ],
 )
