@@ -381,7 +381,7 @@ class RecognizeAttention(GraphRewriter):
         dtype = found.query.type.dtype
         if not self.on_device:
             return dtype == "float32"
-        if found.scale.split()[0] < 0:  # not tried with cuDNN
+        if found.scale.split()[0] < 0:  # cuDNN would need a negated copy of the query
             return False
         if dtype == "float16":
             return True
