@@ -57,7 +57,11 @@ def outcome(data: Any, use: Callable[[Any], Any] = str) -> str:
     return "ok"
 
 
-def refusals(name: str, seen: set[str]) -> Iterator[str]:
+def kind_of(node: dict[str, Any]) -> str:
+    return f"{node['kind']} {node['parameters'].get('method', '')}".rstrip()
+
+
+def refusals(name: str, seen: set[tuple[str, ...]]) -> Iterator[str]:
     """Yield a line for each operand and parameter, with the outcome of each change."""
     graph = new_graph(dnnops.graph)
     DECLARED[name](dnnops.graph, graph)
@@ -66,8 +70,8 @@ def refusals(name: str, seen: set[str]) -> Iterator[str]:
     yield f"as_op: {outcome(data, lambda graph: graph.as_op())}"
     for number, node in enumerate(data["nodes"]):
         where = ("nodes", number)
-        kind = f"{node['kind']} {node['parameters'].get('method', '')}".rstrip()
-        if kind in seen:
+        kind = kind_of(node)
+        if (kind, *node["inputs"]) in seen:
             continue
         for port in node["inputs"]:
             found = outcome(without(data, (*where, "inputs", port)))
@@ -77,7 +81,7 @@ def refusals(name: str, seen: set[str]) -> Iterator[str]:
             found = [f"missing {outcome(without(data, place))}"]
             found += [f"{value!r} {outcome(changed(data, place, value))}" for value in VALUES]
             yield f"{kind}, {parameter}: {', '.join(found)}"
-    seen |= {f"{n['kind']} {n['parameters'].get('method', '')}".rstrip() for n in data["nodes"]}
+    seen |= {(kind_of(node), *node["inputs"]) for node in data["nodes"]}
     inputs = {port for node in data["nodes"] for port in node["inputs"].values()}
     for number, tensor in enumerate(data["tensors"]):
         if tensor["name"] not in inputs or len(data["nodes"]) > 4:
@@ -92,7 +96,7 @@ def refusals(name: str, seen: set[str]) -> Iterator[str]:
 
 
 def text() -> str:
-    seen: set[str] = set()
+    seen: set[tuple[str, ...]] = set()
     parts = [signatures()]
     for name in DECLARED:
         lines = list(refusals(name, seen))
