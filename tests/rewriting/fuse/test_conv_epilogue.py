@@ -186,6 +186,7 @@ def test_batch_normalization_in_float16():
     check_values(fgraph, given, out, bound=2 * RELATIVE_ERROR["float16"])
 
 
+@pytest.mark.needs("ml_dtypes")
 def test_mixed_precision():
     """Filters are scaled by the node that converts them, and the bias is converted."""
     given = variables()
