@@ -27,6 +27,7 @@ from pytensor.scalar.basic import (
 from pytensor.tensor.basic import Alloc, ARange, Join, Split
 from pytensor.tensor.subtensor import IncSubtensor, Subtensor, unflatten_index_variables
 
+from dnnops.compat import arrays_of, axis_of
 from dnnops.gpuarray.basic import GpuARange, GpuSplit
 from dnnops.gpuarray.elemwise import GpuElemwise
 from dnnops.gpuarray.op import depends_on_values, is_on_device
@@ -53,15 +54,14 @@ def lift_rolled_join(node: Apply, inputs: list[Any]) -> list[Any] | None:
     list of Variable or None
         None if it joins anything else, or if the place does not change.
     """
-    if not isinstance(node.op, Join) or len(node.inputs) != 3:
+    if not isinstance(node.op, Join) or len(arrays_of(node)) != 2:
         return None
-    axis = node.inputs[0]
-    first, second = (_part(x, 0) for x in node.inputs[1:])
-    if not _are_halves(first, second, axis):
+    first, second = (_part(x, 0) for x in arrays_of(node))
+    if not _are_halves(first, second, axis_of(node)):
         return None
     if first.whole is not second.whole:  # type: ignore[union-attr]
         return None
-    moved = inputs[1].owner
+    moved = inputs[-1].owner
     if moved is None or not isinstance(moved.op, GpuWindow | GpuSubtensor):
         return None
     return _rolled(moved.inputs[0], first, forward=True)
@@ -84,7 +84,7 @@ def lift_rolled_parts(node: Apply, inputs: list[Any]) -> list[Any] | None:
         return None
     if any(x is not y for x, y in zip(split.outputs, sources, strict=True)):
         return None
-    given, axis = split.inputs[:2]
+    given, axis = split.inputs[0], axis_of(split)
     first, second = _part(inner.outputs[0], 1), _part(node.outputs[0], 1)
     own = node.outputs[0].type
     is_alike = (given.type.dtype, given.type.broadcastable) == (own.dtype, own.broadcastable)
@@ -144,9 +144,9 @@ def _is_none(x: Any) -> bool:
 
 def _are_halves(first: _Part | None, second: _Part | None, axis: Any) -> bool:
     """Return whether parts begin and end at one place of an axis, which changes."""
-    if first is None or second is None or not isinstance(axis, Constant):
+    if first is None or second is None or not isinstance(axis, Constant | int):
         return False
-    number = int(axis.data)
+    number = int(axis.data if isinstance(axis, Constant) else axis)
     return (
         first.axis == second.axis == number % first.whole.type.ndim
         and first.place is second.place

@@ -98,16 +98,7 @@ def test_values(build):
             np.testing.assert_allclose(got, wanted, rtol=1e-5, err_msg=f"result {i} for {n}")
 
 
-joins_have_no_axis = pytest.mark.xfail(
-    not pytensor.__version__.startswith("3.0."),
-    reason="joins of newer PyTensor have no operand for the axis, and are not seen as rolls",
-)
-
-
-@pytest.mark.parametrize(
-    ("build", "by_value"),
-    [pytest.param(rolled, 2, marks=joins_have_no_axis), (changed, 2), (parts, 7)],
-)
+@pytest.mark.parametrize(("build", "by_value"), [(rolled, 2), (changed, 2), (parts, 7)])
 def test_what_a_captured_graph_depends_on(build, by_value):
     """Lengths of parts that are results, or are joined with others, and nothing else."""
     graph = moved(build)
