@@ -253,14 +253,11 @@ def test_large_means(kernels, case):
 
 @pytest.mark.needs("cudnn", "nvrtc")
 def test_gpu_compiler():
-    """NVRTC compiles kernels without a GPU, and keeps nearly everything in registers.
-
-    Of 223 kernels, one spills 68 bytes, the gradient of rows in bfloat16; the others, 48 at most.
-    """
+    """NVRTC compiles kernels without a GPU, and keeps everything in registers."""
     for options in sampled({work.options.decode() for case in CASES for work in works(case)}):
         log = compile_cuda(kernel_source("batchnorm"), "-Xptxas=-v", *options.split()).log
         (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", log))
-        assert spilled <= 68, f"{options}: {log}"
+        assert spilled <= 64, f"{options}: {log}"
 
 
 @pytest.mark.needs("cudnn")

@@ -217,6 +217,7 @@ DEVICE Power<Acc> power_of(Acc invstd) {
 }
 // Whether subnormal elements count. Those of bfloat16 have few digits.
 constexpr bool HAS_SUBNORMAL = DTYPE == 0;
+DEVICE Acc multiplied(Acc value, Acc power) { return IS_SCALED ? product(value, power) : value; }
 // The difference of an element and a number that has been multiplied by the same power.
 DEVICE Acc difference_of(Bits element, Acc power, Acc from) {
   if constexpr (!IS_SCALED) return to_acc(element) - from;
@@ -504,7 +505,7 @@ struct Origins {
       const int channel = place.first_channel + v;
       if constexpr (KIND == BATCHNORM_GRADIENT) {
         power[v] = place.has_channels ? power_of(parameter(p.spread, channel)).of : 0;
-        of[v] = place.has_channels ? product(parameter(p.mean, channel), power[v]) : 0;
+        of[v] = place.has_channels ? multiplied(parameter(p.mean, channel), power[v]) : 0;
       } else {
         power[v] = 1;
         of[v] = place.has_channels ? origin(p, channel) : 0;
@@ -697,7 +698,7 @@ struct Formula {
       }
       const Power<Acc> scaling = power_of(KIND == BATCHNORM_GRADIENT ? given.spread[v] : rounded(invstd));
       power[v] = scaling.of;
-      from[v] = product(rounded(mean), power[v]);
+      from[v] = multiplied(rounded(mean), power[v]);
       shift[v] = 0;
       add[v] = given.bias[v];
       if constexpr (KIND == BATCHNORM_GRADIENT) {
