@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from hypothesis import HealthCheck, given, note, seed, settings
+from hypothesis import given, note, seed, settings
 from hypothesis import strategies as st
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.mode import Mode
@@ -138,14 +138,7 @@ def fuzz(max_examples: int = 50, **strategies: st.SearchStrategy) -> Callable:
             test(*args, **kwargs)
 
         # No database: DNNOPS_TEST_SEED could not repeat cases that an earlier run stored there.
-        options = settings(
-            max_examples=max_examples,
-            deadline=None,
-            print_blob=True,
-            database=None,
-            # A busy machine may stop this process for a while.
-            suppress_health_check=[HealthCheck.too_slow],
-        )
+        options = settings(max_examples=max_examples, deadline=None, print_blob=True, database=None)
         return seed(SEED)(options(given(**strategies)(run)))
 
     return decorate
