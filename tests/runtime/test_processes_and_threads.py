@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import sys
 import threading
@@ -119,8 +120,9 @@ def test_forked_child_computes(mode, dtype):
 def test_two_threads_in_one_function_do_not_crash(mode):
     finished = run(SHARED, mode, "float32")
     assert finished.returncode == 0, finished.stderr
-    if mode is not None:  # Numba lets go of the lock, and one thread may clear the other's operands
-        assert "Error" not in finished.stderr
+    # Numba lets go of the lock, so one thread may call it with what the other has cleared.
+    allowed = {"TypingError"} if mode is None else set()
+    assert set(re.findall(r"\w+Error\b", finished.stderr)) <= allowed
 
 
 def test_copies_of_one_function_run_in_threads():
